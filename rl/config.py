@@ -1,0 +1,164 @@
+"""The whole configuration of a run: every section, and the checks that cross them."""
+
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from envs.config import EnvironmentConfig
+from rollout.config import RolloutConfig
+
+
+class Section(BaseModel):
+    """A frozen section that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RunSection(Section):
+    """What the run is called, how long it is, and where it is recorded."""
+
+    name: str = "run"
+    """Prefix of the run folder."""
+    folder: Path = Path("runs")
+    """Run folders are made in here."""
+    steps: int = Field(default=24, ge=1)
+    """Optimizer updates."""
+    seed: int = Field(default=0, ge=0)
+    """Every other seed derives from this one and from names."""
+
+
+class ModelSection(Section):
+    """Which weights the run starts from."""
+
+    checkpoint: Path
+    """Folder with config.json, model.safetensors and tokenizer.json."""
+    preset: str = "tiny"
+    """Shape that `limosa warm-start` builds when it makes the checkpoint."""
+
+
+class CreditSection(Section):
+    """From outcomes to advantages."""
+
+    type: str = "rloo"
+    """`rloo` (leave-one-out), or a dotted path `package.module:function` of the same type."""
+    group_size: int = Field(default=8, ge=2)
+    """Siblings of a task."""
+    groups_per_step: int = Field(default=8, ge=1)
+    """Groups in a batch: episodes per step = groups_per_step * group_size."""
+
+
+class LossSection(Section):
+    """From advantages to a gradient."""
+
+    type: str = "dis"
+    """`dis` (ratio band with stop-gradient ratio), or a dotted path of the same type."""
+    ratio_low: float = Field(default=0.2, gt=0, lt=1)
+    """Tokens whose total ratio is at or below this get no policy gradient."""
+    ratio_high: float = Field(default=4.0, gt=1)
+    """Tokens whose total ratio is at or above this get no policy gradient."""
+    log_ratio_penalty: float = Field(default=1e-3, ge=0)
+    """Weight of the squared log-ratio, per token."""
+
+
+class LearnerSection(Section):
+    """The optimizer and its batch."""
+
+    learning_rate: float = Field(default=3e-4, gt=0)
+    """AdamW's, constant after the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Linear warm-up, in updates."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decoupled weight decay."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's first-moment decay."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """AdamW's second-moment decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global norm."""
+    max_batch_tokens: int = Field(default=8192, ge=64)
+    """Tokens per forward and backward; gradients accumulate over the micro-batches of a step."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of the learner."""
+
+
+class PublishSection(Section):
+    """How new weights reach the engines."""
+
+    recompute_running: bool = False
+    """Recompute the state of running conversations under the new weights."""
+    probe_trajectories: int = Field(default=8, ge=1)
+    """Recorded trajectories that learner and engine both score after every publish."""
+
+
+class EvaluateSection(Section):
+    """Held-out evaluation before and after training."""
+
+    tasks_per_environment: int = Field(default=128, ge=1)
+    """Held-out tasks of each environment; one attempt each."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of evaluation episodes."""
+    every_steps: int = Field(default=0, ge=0)
+    """Also evaluate every so many updates; 0: only before and after."""
+
+
+class CheckpointSection(Section):
+    """When weights are saved."""
+
+    every_steps: int = Field(default=0, ge=0)
+    """Save every so many updates; 0: only at the end."""
+
+
+class WarmStartSection(Section):
+    """Supervised training on the environments' own demonstrations."""
+
+    demonstrations_per_environment: int = Field(default=6000, ge=1)
+    """Episodes that the experts play in each environment."""
+    epochs: float = Field(default=3.0, gt=0)
+    """Passes over the demonstrations."""
+    batch_size: int = Field(default=32, ge=1)
+    """Episodes per update."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """AdamW's peak, cosine to a tenth."""
+    threads: int = Field(default=2, ge=1)
+    """CPU threads."""
+    vocabulary_size: int = Field(default=1024, ge=300)
+    """Tokens of the tokenizer trained on the demonstrations, special tokens included."""
+
+
+class RunConfig(Section):
+    """A run, whole. `limosa check FILE` validates it without importing torch."""
+
+    run: RunSection = RunSection()
+    model: ModelSection
+    environments: dict[str, EnvironmentConfig] = Field(min_length=1)
+    rollout: RolloutConfig = RolloutConfig()
+    credit: CreditSection = CreditSection()
+    loss: LossSection = LossSection()
+    learner: LearnerSection = LearnerSection()
+    publish: PublishSection = PublishSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    warm_start: WarmStartSection = WarmStartSection()
+
+    @model_validator(mode="after")
+    def episodes_fit_a_micro_batch(self) -> Self:
+        """Each episode must fit into one forward of the learner."""
+        if self.learner.max_batch_tokens < self.rollout.max_tokens:
+            raise ValueError(
+                f"learner.max_batch_tokens = {self.learner.max_batch_tokens} is below "
+                f"rollout.max_tokens = {self.rollout.max_tokens}: raise the first or lower the "
+                "second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def sampled_tokens_fit_the_episode(self) -> Self:
+        """The sampling budget cannot exceed the episode's."""
+        if self.rollout.max_sampled_tokens >= self.rollout.max_tokens:
+            raise ValueError(
+                f"rollout.max_sampled_tokens = {self.rollout.max_sampled_tokens} leaves no room for "
+                f"the opening in rollout.max_tokens = {self.rollout.max_tokens}: lower the first or "
+                "raise the second"
+            )
+        return self

@@ -1,0 +1,34 @@
+"""The `rollout` section: engines, budgets of an episode, and how far collection may run ahead."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class RolloutConfig(BaseModel):
+    """How trajectories are collected."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    ray_address: str = "local"
+    """`local` starts Ray and ends it with the run; `auto` or `host:port` joins a cluster."""
+    num_engines: int = Field(default=1, ge=1)
+    """vLLM engines, each a Ray actor with the agent loops that use it."""
+    max_lag: int = Field(default=1, ge=0)
+    """Updates that a group's first token may be behind the learner; 0 is strictly on-policy."""
+    max_concurrent_episodes: int = Field(default=64, ge=1)
+    """Conversations in flight per engine."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of training episodes."""
+    max_turns: int = Field(default=6, ge=1)
+    """Policy messages in an episode, at most."""
+    max_tokens: int = Field(default=256, ge=8)
+    """Tokens in an episode, at most: opening, sampled and tool replies together."""
+    max_sampled_tokens: int = Field(default=64, ge=1)
+    """Tokens the policy may write in an episode, at most."""
+    kv_cache_mib: int = Field(default=256, ge=16)
+    """Memory for keys, values and recurrent states per engine, MiB."""
+    max_batched_tokens: int = Field(default=2048, ge=64)
+    """Tokens per engine step, at most."""
+    engine_threads: int = Field(default=1, ge=1)
+    """CPU threads per engine."""
+    start_timeout_seconds: float = Field(default=240.0, gt=0)
+    """Engines that are not up by then end the run with an error."""
