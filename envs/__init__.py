@@ -1,1 +1,1 @@
-
+"""Environments, tools, sandboxes and tasks: the world in text."""

@@ -43,6 +43,6 @@ class Episode:
     messages: tuple[Message, ...]
     stop: StopReason
     artifacts: Mapping[str, JsonValue] = field(default_factory=dict)
-    """What the environment hands to the grader (a submitted answer, files); set by `artifacts()`."""
+    """What the environment hands to the grader: a submitted answer, files."""
     error: str | None = None
     """One line on what broke, when `stop` is ENVIRONMENT_ERROR."""

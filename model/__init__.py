@@ -1,1 +1,1 @@
-
+"""The hybrid linear-attention mixture-of-experts model."""

@@ -1,1 +1,1 @@
-
+"""Graders: an episode in text to a typed outcome."""

@@ -1,1 +1,1 @@
-
+"""Learner, credit, publish, runs and the command line."""

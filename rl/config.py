@@ -1,7 +1,7 @@
 """The whole configuration of a run: every section, and the checks that cross them."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -157,8 +157,8 @@ class RunConfig(Section):
         """The sampling budget cannot exceed the episode's."""
         if self.rollout.max_sampled_tokens >= self.rollout.max_tokens:
             raise ValueError(
-                f"rollout.max_sampled_tokens = {self.rollout.max_sampled_tokens} leaves no room for "
-                f"the opening in rollout.max_tokens = {self.rollout.max_tokens}: lower the first or "
-                "raise the second"
+                f"rollout.max_sampled_tokens = {self.rollout.max_sampled_tokens} leaves no room "
+                f"for the opening in rollout.max_tokens = {self.rollout.max_tokens}: lower the "
+                "first or raise the second"
             )
         return self

@@ -1,1 +1,1 @@
-
+"""From task to trajectory: rendering, agent loops, engines, Ray actors."""
