@@ -1,8 +1,6 @@
 """The `environments` section: which environments a run trains on, and how much of each."""
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from envs.messages import JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 
 class EnvironmentConfig(BaseModel):
