@@ -7,6 +7,10 @@ import numpy as np
 from jaxtyping import Float32, Int16, Int32
 
 
+class EngineError(RuntimeError):
+    """The engine cannot start, serve or take weights; the message is one line a user can act on."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
     """How a turn is sampled."""
