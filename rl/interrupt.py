@@ -1,0 +1,103 @@
+"""Ctrl-C: a run ends in order, and if it cannot, it ends anyway.
+
+The first SIGINT or SIGTERM cancels the main task, so that every `async with` closes what it opened.
+After `GRACE_SECONDS`, or at a second signal, this process and all its descendants are killed.
+"""
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+GRACE_SECONDS = 8.0
+"""Time to end in order; whatever still lives then is killed."""
+INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
+
+Result = TypeVar("Result")
+
+
+def run_to_end(main: Coroutine[Any, Any, Result]) -> Result:
+    """Run `main` like `asyncio.run`, with the ending described above.
+
+    Returns:
+        What `main` returned.
+
+    Raises:
+        KeyboardInterrupt: a signal came, and everything ended in order.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return asyncio.run(main)  # signals are the main thread's business
+    interruption = _Interruption()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, interruption.handle) for number in signals}
+    try:
+        with asyncio.Runner() as runner:
+            return runner.run(interruption.watch(main))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        interruption.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Interruption:
+    """Turns the first signal into a cancellation, and a late or second one into a kill."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._timer: threading.Timer | None = None
+
+    async def watch(self, main: Coroutine[Any, Any, Result]) -> Result:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        return await main
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self._timer is not None:
+            kill_everything()
+        self._timer = threading.Timer(GRACE_SECONDS, kill_everything)
+        self._timer.daemon = True
+        self._timer.start()
+        if self._loop is not None and self._task is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def kill_everything() -> None:
+    """Kill all descendants of this process, then the process itself, without any clean-up."""
+    for pid in descendants(os.getpid()):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    os._exit(INTERRUPTED)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process ids of the children of `pid`, of their children, and so on."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name in parentheses may hold spaces: the parent is the second field after it.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue  # it ended meanwhile
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        direct = children.get(waiting.pop(), [])
+        found += direct
+        waiting += direct
+    return found
