@@ -1,0 +1,169 @@
+"""The learner: holds the policy's weights, updates them, and scores tokens under recent versions.
+
+Takes batches, returns updates: each `step` is one optimizer update and makes the next policy
+version. The model runs in float32. Where the engine captured which experts a token went to, the
+forward replays that choice, so that engine and learner differ by rounding only.
+"""
+
+import copy
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from model import checkpoint
+from model.logprobs import sequence_logprobs
+from rl.batch import Batch, MicroBatch, lay_end_to_end
+from rl.config import LearnerSection, LossSection
+from rl.loss import LossStatistics, load_loss
+from rl.optimizer import Optimizer
+from rollout.trajectory import Segment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What one optimizer update did."""
+
+    version: int
+    """Policy version that it made."""
+    statistics: LossStatistics
+    grad_norm: float
+    """Global norm before clipping."""
+    learning_rate: float
+    seconds: float
+
+
+class Learner:
+    """A policy under training; version `v` is the weights after `v` updates."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        learner: LearnerSection,
+        loss: LossSection,
+        *,
+        temperature: float,
+        num_kept_versions: int,
+    ) -> None:
+        """Take over a model (`Learner.load` reads one from a checkpoint).
+
+        Args:
+            model: In float32; `sequence_logprobs` can run it.
+            learner: Optimizer, size of a micro-batch, threads.
+            loss: Which loss.
+            temperature: Sampling temperature of the trajectories, which divides the logits.
+            num_kept_versions: How many versions, the current one included, `logprobs` can use.
+        """
+        self.version = 0
+        self.temperature = temperature
+        self._model = model
+        self._section = learner
+        self._loss_section = loss
+        self._loss = load_loss(loss.type)
+        self._optimizer = Optimizer(model.parameters(), learner)
+        self._num_kept = num_kept_versions
+        self._kept = {0: self.weights()}
+        # A second instance scores under old versions, so that scoring never touches what trains.
+        self._scorer = copy.deepcopy(model).requires_grad_(False)
+        self._scorer_version = 0
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        learner: LearnerSection,
+        loss: LossSection,
+        *,
+        temperature: float,
+        num_kept_versions: int,
+    ) -> "Learner":
+        """Read a checkpoint folder; sets the number of threads of this process.
+
+        Raises:
+            CheckpointError: the folder is missing or damaged.
+        """
+        torch.set_num_threads(learner.threads)
+        model = checkpoint.load(folder)
+        return cls(
+            model, learner, loss, temperature=temperature, num_kept_versions=num_kept_versions
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """Copy the current weights: name to tensor, float32."""
+        return {name: value.detach().clone() for name, value in self._model.state_dict().items()}
+
+    def save(self, folder: Path) -> None:
+        """Write the current weights as a checkpoint folder, in bfloat16."""
+        checkpoint.save(self._model, folder)
+
+    def step(self, batch: Batch) -> Update:
+        """Make one update: gradients add up over micro-batches, divided by ONE global count.
+
+        Args:
+            batch: All samples of the step.
+
+        Returns:
+            The update; `version` has gone up by one.
+
+        Raises:
+            ArithmeticError: the gradient is not finite; weights and version stay.
+        """
+        started = time.monotonic()
+        statistics = LossStatistics()
+        for micro_batch in batch.micro_batches:
+            statistics += self._accumulate(micro_batch, batch.num_loss_tokens)
+        learning_rate = self._optimizer.learning_rate
+        grad_norm = self._optimizer.step()
+        self.version += 1
+        self._kept[self.version] = self.weights()
+        self._kept.pop(self.version - self._num_kept, None)
+        return Update(
+            version=self.version,
+            statistics=statistics,
+            grad_norm=grad_norm,
+            learning_rate=learning_rate,
+            seconds=time.monotonic() - started,
+        )
+
+    def logprobs(
+        self, segments: Sequence[Segment], version: int, temperature: float
+    ) -> list[Float32[np.ndarray, " T"]]:
+        """Score segments under a recent version, captured experts replayed.
+
+        Args:
+            segments: At least one; laid end to end in one forward.
+            version: One of the last `num_kept_versions`.
+            temperature: Divides the logits.
+
+        Returns:
+            Log-probability of each token given those before it, nats; index 0 is 0.
+
+        Raises:
+            LookupError: the version is not kept.
+        """
+        if version not in self._kept:
+            raise LookupError(f"version {version} is not kept: there are {sorted(self._kept)}")
+        if version != self._scorer_version:
+            self._scorer.load_state_dict(self._kept[version])
+            self._scorer_version = version
+        token_ids, cu_seqlens, expert_ids = lay_end_to_end(segments)
+        with torch.no_grad():
+            logprobs, _ = sequence_logprobs(
+                self._scorer, token_ids, cu_seqlens, temperature, expert_ids
+            )
+        bounds = [int(bound) for bound in cu_seqlens[1:-1]]
+        return np.split(logprobs.numpy(), bounds)
+
+    def _accumulate(self, batch: MicroBatch, num_loss_tokens: int) -> LossStatistics:
+        """Add one micro-batch's share of the gradient."""
+        logprobs, entropy = sequence_logprobs(
+            self._model, batch.token_ids, batch.cu_seqlens, self.temperature, batch.expert_ids
+        )
+        losses = self._loss(logprobs, batch, self._loss_section)
+        (losses.sum() / num_loss_tokens).backward()
+        return LossStatistics.measure(losses, logprobs, entropy, batch, self._loss_section)
