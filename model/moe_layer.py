@@ -1,0 +1,160 @@
+"""Feed-forward layers: the dense one, and the stable latent mixture of experts.
+
+    s = sigmoid(x Wr)                            router scores, float32
+    chosen = the A highest of s + correction     the correction never enters the weights
+    p_i = s_i / sum of the chosen s
+    y = norm(sum_i p_i E_i(x Wdown)) Wup + shared(x)
+
+The routed experts live in a latent narrower than the residual stream. The norm comes after the
+weighted sum. Source: Kimi K3 report (arXiv 2607.24653), section 2.3.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from kernels.situ_glu import situ_glu
+from model.config import ModelConfig
+
+
+class FeedForward(nn.Module):
+    """A dense SiTU-GLU layer; also the shared experts."""
+
+    def __init__(self, config: ModelConfig, width: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.down_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.betas = (config.activation_situ_beta, config.activation_situ_linear_beta)
+
+    def forward(self, x: Float[Tensor, "T D"]) -> Float[Tensor, "T D"]:
+        """Apply the layer."""
+        return self.down_proj(situ_glu(self.gate_proj(x), self.up_proj(x), *self.betas))
+
+
+class Expert(nn.Module):
+    """Weights of one routed expert; `MoELayer` applies them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        latent, width = config.routed_expert_hidden_size, config.moe_intermediate_size
+        self.w1 = nn.Linear(latent, width, bias=False)
+        self.w2 = nn.Linear(width, latent, bias=False)
+        self.w3 = nn.Linear(latent, width, bias=False)
+
+
+class Router(nn.Module):
+    """Chooses experts and weighs them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.num_chosen = config.num_experts_per_token
+        self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
+        self.register_buffer("e_score_correction_bias", torch.zeros(config.num_experts))
+
+    def forward(
+        self, x: Float[Tensor, "T D"], expert_ids: Int[Tensor, "T A"] | None = None
+    ) -> tuple[Int[Tensor, "T A"], Float[Tensor, "T A"]]:
+        """Return chosen experts and their weights.
+
+        Args:
+            x: Tokens at full width.
+            expert_ids: A choice to replay; rows that hold -1 choose anew. The weights always come
+                from the live scores, so that gradients reach the router.
+        """
+        scores = torch.sigmoid(linear(x.float(), self.weight.float()))
+        if expert_ids is None or bool((expert_ids < 0).any()):
+            correction = self.get_buffer("e_score_correction_bias")
+            chosen = (scores.detach() + correction).topk(self.num_chosen, dim=-1).indices
+            if expert_ids is not None:
+                missing = (expert_ids < 0).any(dim=-1, keepdim=True)
+                chosen = torch.where(missing, chosen, expert_ids.long())
+        else:
+            chosen = expert_ids.long()
+        weights = scores.gather(1, chosen)
+        return chosen, (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
+
+
+class PermuteRows(torch.autograd.Function):
+    """Reorder rows by a permutation whose inverse is known: the gradient is a gather as well."""
+
+    @staticmethod
+    def forward(
+        ctx: torch.autograd.function.FunctionCtx, x: Tensor, order: Tensor, inverse: Tensor
+    ) -> Tensor:
+        """Return x[order]."""
+        ctx.save_for_backward(inverse)
+        return x.index_select(0, order)
+
+    @staticmethod
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, *grads: Tensor
+    ) -> tuple[Tensor, None, None]:
+        """Return grad[inverse]."""
+        (inverse,) = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]  torch's stub
+        return grads[0].index_select(0, inverse), None, None
+
+
+class MoELayer(nn.Module):
+    """Routed experts in a latent space, plus shared experts at full width."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, latent = config.hidden_size, config.routed_expert_hidden_size
+        self.gate = Router(config)
+        self.routed_expert_down_proj = nn.Linear(hidden, latent, bias=False)
+        self.experts = nn.ModuleList(Expert(config) for _ in range(config.num_experts))
+        self.routed_expert_norm = nn.RMSNorm(latent, eps=config.rms_norm_eps)
+        self.routed_expert_up_proj = nn.Linear(latent, hidden, bias=False)
+        self.shared_experts = FeedForward(
+            config, config.num_shared_experts * config.moe_intermediate_size
+        )
+        self.betas = (config.activation_situ_beta, config.activation_situ_linear_beta)
+
+    def forward(
+        self, x: Float[Tensor, "T D"], expert_ids: Int[Tensor, "T A"] | None = None
+    ) -> tuple[Float[Tensor, "T D"], Int[Tensor, "T A"]]:
+        """Apply the layer.
+
+        Args:
+            x: Tokens.
+            expert_ids: A choice of experts to replay, -1 where there is none.
+
+        Returns:
+            Outputs, and the experts each token passed, in order of preference.
+        """
+        chosen, weights = self.gate(x, expert_ids)
+        routed = self._route(self.routed_expert_down_proj(x), chosen, weights)
+        routed = self.routed_expert_up_proj(self.routed_expert_norm(routed))
+        return routed + self.shared_experts(x), chosen
+
+    def _route(
+        self,
+        latent: Float[Tensor, "T X"],
+        chosen: Int[Tensor, "T A"],
+        weights: Float[Tensor, "T A"],
+    ) -> Float[Tensor, "T X"]:
+        """Sum the chosen experts' outputs: rows sorted by expert, one product per expert."""
+        num_tokens, num_chosen = chosen.shape
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order), device=order.device)
+        rows = latent.unsqueeze(1).expand(-1, num_chosen, -1).reshape(len(order), -1)
+        rows = _permute(rows, order, inverse)
+        counts = flat.bincount(minlength=len(self.experts)).tolist()
+
+        busy = [expert for expert, count in zip(self.experts, counts, strict=True) if count]
+        parts = rows.split([count for count in counts if count])
+        pairs = list(zip(busy, parts, strict=True))
+        gate = torch.cat([expert.w1(part) for expert, part in pairs])
+        up = torch.cat([expert.w3(part) for expert, part in pairs])
+        inner = situ_glu(gate, up, *self.betas).split([len(part) for part in parts])
+        outputs = torch.cat([expert.w2(part) for expert, part in zip(busy, inner, strict=True)])
+        outputs = _permute(outputs, inverse, order).view(num_tokens, num_chosen, -1)
+        return (weights.unsqueeze(1) @ outputs).squeeze(1)
+
+
+def _permute(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    return PermuteRows.apply(x, order, inverse)  # pyright: ignore[reportReturnType]  typed as Any
