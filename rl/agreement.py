@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float
 
 from rl.learner import Learner
+from rollout.group_statistics import count_mixed_version_tokens
 from rollout.trajectory import Segment, Trajectory
 
 Score = Callable[[list[int]], Awaitable[Float[np.ndarray, " T"]]]
@@ -85,7 +86,7 @@ def check_trajectories(
             prefix = cut(segment, segment.single_version_length)
             if prefix.loss_mask.any():
                 by_version[prefix.spans[0].policy_version].append(prefix)
-    agreement = Agreement(num_mixed_tokens=sum(map(count_mixed_tokens, trajectories)))
+    agreement = Agreement(num_mixed_tokens=sum(map(count_mixed_version_tokens, trajectories)))
     for version, segments in sorted(by_version.items()):
         scores = learner.logprobs(segments, version, learner.temperature)
         for segment, logprobs in zip(segments, scores, strict=True):
@@ -113,14 +114,6 @@ async def check_probe(learner: Learner, score: Score, probe: Sequence[Segment]) 
         theirs = await score(segment.token_ids.tolist())
         agreement += Agreement.compare(theirs[1:], logprobs[1:])
     return agreement
-
-
-def count_mixed_tokens(trajectory: Trajectory) -> int:
-    """Count the POLICY tokens after the first change of version inside their segment."""
-    return sum(
-        int(segment.loss_mask[segment.single_version_length :].sum())
-        for segment in trajectory.segments
-    )
 
 
 def cut(segment: Segment, length: int) -> Segment:

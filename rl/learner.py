@@ -162,7 +162,12 @@ class Learner:
     def _accumulate(self, batch: MicroBatch, num_loss_tokens: int) -> LossStatistics:
         """Add one micro-batch's share of the gradient."""
         logprobs, entropy = sequence_logprobs(
-            self._model, batch.token_ids, batch.cu_seqlens, self.temperature, batch.expert_ids
+            self._model,
+            batch.token_ids,
+            batch.cu_seqlens,
+            self.temperature,
+            batch.expert_ids,
+            scored=batch.loss_mask,
         )
         losses = self._loss(logprobs, batch, self._loss_section)
         (losses.sum() / num_loss_tokens).backward()

@@ -106,7 +106,9 @@ def warm_start(
 
     torch.manual_seed(config.run.seed)
     model = HybridForCausalLM(
-        HybridConfig.from_model_config(presets.load(config.model.preset, section.vocabulary_size))
+        HybridConfig.from_model_config(
+            presets.get_preset(config.model.preset, section.vocabulary_size)
+        )
     )
     started = time.monotonic()
     trainer = build_trainer(model, tokenizer, train_rows, held_out_rows, section, config.run.seed)
