@@ -3,6 +3,7 @@
     runs/quickstart-20260114-093012/
         input/              the configuration files as they were given, and the overrides
         config.json         the configuration, fully resolved; `limosa train` accepts it as input
+        tokenizer.json      of the checkpoint that the run began with
         metrics.jsonl       one line per step and per evaluation (see rl/metrics.py)
         trajectories/       step-0001.jsonl, evaluation-0000.jsonl, ... (rollout.trajectory_store)
         checkpoints/        step-0024/ and so on: Hugging Face folders
@@ -26,6 +27,7 @@ from typing import Self
 
 from rl.config import RunConfig
 from rl.metrics import EVALUATION, STEP, MetricsLog, MetricValue
+from rollout.tokenizer import FILE_NAME as TOKENIZER_FILE
 from rollout.trajectory import Group, Trajectory
 
 _log = logging.getLogger(__name__)
@@ -102,6 +104,9 @@ class Run:
             text = "\n".join(overrides) + "\n"
             (folder / "input" / "overrides.txt").write_text(text, encoding="utf-8")
         (folder / "config.json").write_text(config.model_dump_json(indent=2) + "\n", "utf-8")
+        tokenizer = config.model.checkpoint / TOKENIZER_FILE
+        if tokenizer.is_file():  # so that the trajectories stay readable wherever the folder goes
+            shutil.copyfile(tokenizer, folder / TOKENIZER_FILE)
         return cls(folder, config)
 
     @classmethod
@@ -199,6 +204,11 @@ class Run:
         ]
         self._append_trajectories(f"{EVALUATION}-{step:04d}", groups)
         self._metrics.write(EVALUATION, step, metrics)
+        self.has_records = True
+
+    def record_collection(self, groups: Sequence[Group]) -> None:
+        """Record groups that were collected without training."""
+        self._append_trajectories("collection-0000", groups)
         self.has_records = True
 
     def finish(self, result: RunResult) -> None:

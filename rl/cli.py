@@ -1,0 +1,255 @@
+"""The command `limosa`: verbs, help that teaches, exit codes.
+
+Standard output carries the verb's result and nothing else; with `--json` that is one JSON object.
+Progress, logs and errors go to standard error.
+
+    0    done
+    1    the system failed; the traceback is in the run folder's log, which the message names
+    2    bad input: one line says what and how to mend it
+    130  Ctrl-C
+"""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from rl.interrupt import INTERRUPTED
+from rl.verbs import BAD_INPUT, VERBS, Report
+
+FAILURE = 1
+
+_HELP = {
+    "train": (
+        "improve a policy by reinforcement learning",
+        """Start engines, evaluate held-out tasks, then collect, learn and publish step by step, and
+evaluate again.
+
+  limosa train configs/quickstart.toml
+  limosa train configs/quickstart.toml run.steps=4 environments.retrieval.weight=2
+
+writes a run folder runs/<name>-<date>-<time>: config.json, metrics.jsonl, trajectories/,
+checkpoints/, summary.json, log.txt""",
+    ),
+    "warm-start": (
+        "train a new model on the experts' demonstrations",
+        """Let the environments' scripted experts play, train a tokenizer on the texts, and train a
+new model of the preset on the demonstrations.
+
+  limosa warm-start configs/quickstart.toml
+
+writes the folder model.checkpoint: config.json, model.safetensors, tokenizer.json,
+warm_start.json""",
+    ),
+    "collect": (
+        "collect trajectories without learning",
+        """Attempt training tasks with the checkpoint of the configuration.
+
+  limosa collect configs/quickstart.toml --groups 4
+
+writes a run folder with trajectories/; `limosa show RUN` prints them""",
+    ),
+    "eval": (
+        "measure pass@1 on held-out tasks",
+        """Attempt each held-out task once.
+
+  limosa eval configs/quickstart.toml --checkpoint runs/quickstart-1/checkpoints/step-0024
+
+writes a run folder with the trajectories""",
+    ),
+    "show": (
+        "print recorded trajectories",
+        """List the trajectories of a run, or print one turn by turn: what the policy wrote in
+green, tool replies dim, then reward and stop reason.
+
+  limosa show runs/quickstart-1 --step 3 --failed
+  limosa show runs/quickstart-1 --trajectory 'retrieval/gallium-year#0'
+
+writes nothing""",
+    ),
+    "check": (
+        "prove a configuration sound before a run pays for it",
+        """Look at keys and values, the checkpoint's files, tasks, graders, the length of the
+openings, memory, and each environment's contract. Loads no torch.
+
+  limosa check configs/quickstart.toml
+
+writes nothing""",
+    ),
+    "export": (
+        "copy a run's checkpoint as a Hugging Face folder",
+        """Verify and copy a checkpoint.
+
+  limosa export runs/quickstart-1 my-policy
+
+writes the new folder: config.json, model.safetensors, tokenizer.json""",
+    ),
+    "bench": (
+        "measure the agent loop against the bare engine",
+        """Sampled tokens per second of the whole agent loop with instant tools, and of the same
+engine with the same sessions and lengths but nothing around it.
+
+  limosa bench rollout --json
+
+writes nothing""",
+    ),
+    "doctor": (
+        "examine this machine",
+        """Python, cores, memory, versions, where the packages come from, the sandbox, Ray.
+
+  limosa doctor
+
+writes nothing""",
+    ),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs."""
+    parser = _Parser(
+        prog="limosa",
+        description="Agentic reinforcement-learning post-training of tool-using language models.",
+        epilog="start here: limosa train configs/quickstart.toml",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    by_name: dict[str, argparse.ArgumentParser] = {}
+    for name, (summary, description) in _HELP.items():
+        verb = verbs.add_parser(
+            name,
+            help=summary,
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        verb.add_argument(
+            "--json", action="store_true", help="print one JSON object last on standard output"
+        )
+        by_name[name] = verb
+    by_name["bench"].add_argument("subject", choices=["rollout"], help="what to measure")
+    for name in ("train", "warm-start", "collect", "eval", "check"):
+        _add_inputs(by_name[name], nargs="+")
+    _add_inputs(by_name["bench"], nargs="*", default=["configs/quickstart.toml"])
+    by_name["warm-start"].add_argument(
+        "--demonstrations",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the demonstrations here, and read those that are there instead of playing",
+    )
+    by_name["collect"].add_argument(
+        "--groups", type=_positive, default=8, metavar="N", help="tasks to attempt (default: 8)"
+    )
+    by_name["eval"].add_argument(
+        "--checkpoint", type=Path, metavar="FOLDER", help="weights (default: model.checkpoint)"
+    )
+    by_name["check"].add_argument(
+        "--tasks",
+        type=_positive,
+        default=4,
+        metavar="N",
+        help="tasks per environment played against its contract (default: 4)",
+    )
+    _add_show(by_name["show"])
+    _add_export(by_name["export"])
+    return parser
+
+
+def _add_inputs(verb: argparse.ArgumentParser, **options: object) -> None:
+    verb.add_argument(
+        "inputs",
+        metavar="FILE|key=value",
+        help="TOML files, later ones win, then overrides such as run.steps=4",
+        **options,  # pyright: ignore[reportArgumentType]  argparse's own overloads
+    )
+
+
+def _add_show(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("--step", type=int, metavar="N", help="of update N, or evaluated after it")
+    verb.add_argument("--environment", metavar="NAME", help="of one environment")
+    verb.add_argument("--trajectory", metavar="ID", help="print those whose id begins so, whole")
+    verb.add_argument("--failed", action="store_true", help="those without the full reward")
+
+
+def _add_export(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("out", type=Path, metavar="OUT", help="a folder that does not exist yet")
+    verb.add_argument("--step", type=int, metavar="N", help="which checkpoint (default: the last)")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is below 1")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb and return its exit code.
+
+    Raises:
+        SystemExit: `--help`, or arguments that do not parse.
+    """
+    arguments = build_parser().parse_args(argv)
+    try:
+        with _stdout_to_stderr():
+            report = VERBS[arguments.verb](arguments)
+    except KeyboardInterrupt as error:
+        _complain("; ".join(["interrupted", *getattr(error, "__notes__", [])]))
+        return INTERRUPTED
+    except Exception as error:  # the one place where every failure becomes an exit code
+        return _explain(error)
+    _print_report(report, arguments.json)
+    return report.exit_code
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Send what libraries and their subprocesses print to standard error."""
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
+def _print_report(report: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.values))
+    else:
+        Console().print(report.text)
+
+
+def _explain(error: Exception) -> int:
+    """Print one line about an error, and return the exit code."""
+    from rl.job import is_about_input
+
+    line = " ".join(str(error).split()) or type(error).__name__
+    if is_about_input(error):
+        _complain(line)
+        return BAD_INPUT
+    notes = getattr(error, "__notes__", [])
+    if not notes:  # no run folder has it
+        traceback.print_exception(error)
+    _complain("; ".join([f"{type(error).__name__}: {line}", *notes]))
+    return FAILURE
+
+
+def _complain(line: str) -> None:
+    print(f"limosa: {line}", file=sys.stderr)

@@ -1,0 +1,232 @@
+"""What each verb of the command line does: parsed arguments in, a report out.
+
+A report has plain values (for `--json`) and the text for a person. Heavy imports stay inside the
+verbs that need them.
+"""
+
+import argparse
+import dataclasses
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Group as RichGroup, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from rl.config import RunConfig
+from rl.config_loader import load_config
+
+BAD_INPUT = 2
+"""Exit code of a verb that found its input wanting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a verb has to say."""
+
+    values: Mapping[str, object]
+    """The JSON object of `--json`."""
+    text: RenderableType
+    """The same for a person."""
+    exit_code: int = field(default=0)
+
+
+def run_train(arguments: argparse.Namespace) -> Report:
+    """`limosa train`."""
+    from rl.job import Sources, train
+
+    files, overrides = split_inputs(arguments.inputs)
+    result = train(load_config(files, overrides), Sources(files=files, overrides=overrides))
+    table = _table("environment", "before", "after")
+    for name, rate in result.before.items():
+        table.add_row(name, f"{rate:.3f}", f"{result.after[name]:.3f}")
+    lines = (
+        f"{result.steps} steps in {result.wall_seconds:.0f} s, log-prob gap "
+        f"{result.logprob_gap_mean:.1e}, recomputed token ratio "
+        f"{result.recomputed_token_ratio:.3f}\nrecorded in {result.folder}"
+    )
+    return Report(values=result.to_json(), text=RichGroup(table, Text(lines)))
+
+
+def run_warm_start(arguments: argparse.Namespace) -> Report:
+    """`limosa warm-start`."""
+    config = load_config(*split_inputs(arguments.inputs))
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger().addHandler(logging.StreamHandler())  # its progress is its log
+
+    from rl.warm_start import warm_start
+
+    report = warm_start(config, arguments.demonstrations)
+    values = dataclasses.asdict(report) | {"checkpoint": str(config.model.checkpoint)}
+    text = (
+        f"held-out loss {report.held_out_loss:.4f}, token accuracy "
+        f"{report.held_out_accuracy:.4f}; {report.num_updates} updates in {report.seconds:.0f} s\n"
+        f"written to {config.model.checkpoint}"
+    )
+    return Report(values=values, text=Text(text))
+
+
+def run_collect(arguments: argparse.Namespace) -> Report:
+    """`limosa collect`."""
+    from rl.job import Sources, collect
+
+    files, overrides = split_inputs(arguments.inputs)
+    result = collect(
+        load_config(files, overrides),
+        arguments.groups,
+        Sources(files=files, overrides=overrides),
+    )
+    members = [member for group in result.groups for member in group.trajectories]
+    rewards = [member.reward for member in members if member.reward is not None]
+    values = {
+        "run": str(result.folder),
+        "groups": len(result.groups),
+        "trajectories": len(members),
+        "scored": len(rewards),
+        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+        "sampled_tokens": sum(member.num_sampled for member in members),
+    }
+    return Report(values=values, text=_listing(values))
+
+
+def run_eval(arguments: argparse.Namespace) -> Report:
+    """`limosa eval`."""
+    from rl.job import Sources, evaluate
+
+    files, overrides = split_inputs(arguments.inputs)
+    result = evaluate(
+        load_config(files, overrides),
+        arguments.checkpoint,
+        Sources(files=files, overrides=overrides),
+    )
+    values = {
+        "run": str(result.folder),
+        "checkpoint": str(result.checkpoint),
+        "pass_at_1": result.pass_at_1,
+        "standard_error": result.standard_error,
+        "invalid": result.invalid,
+    }
+    table = _table("environment", "pass@1", "standard error")
+    for name, rate in result.pass_at_1.items():
+        error = result.standard_error[name]
+        table.add_row(name, *("-" if x is None else f"{x:.3f}" for x in (rate, error)))
+    return Report(values=values, text=RichGroup(table, Text(f"recorded in {result.folder}")))
+
+
+def run_show(arguments: argparse.Namespace) -> Report:
+    """`limosa show`."""
+    from rl import trajectory_view
+    from rl.run import Run
+    from rollout.tokenizer import Tokenizer
+
+    run = Run.open(arguments.run)
+    selection = trajectory_view.Selection(
+        step=arguments.step,
+        environment=arguments.environment,
+        trajectory=arguments.trajectory,
+        is_failed_only=arguments.failed,
+    )
+    recorded = trajectory_view.select_trajectories(run, selection)
+    is_whole = arguments.trajectory is not None
+    if is_whole:
+        tokenizer = Tokenizer.load(run.folder)
+        text = RichGroup(*(trajectory_view.render_trajectory(item, tokenizer) for item in recorded))
+    else:
+        text = trajectory_view.render_list(recorded)
+    items = [trajectory_view.trajectory_values(item, is_whole) for item in recorded]
+    return Report(values={"run": str(run.folder), "trajectories": items}, text=text)
+
+
+def run_check(arguments: argparse.Namespace) -> Report:
+    """`limosa check`."""
+    from rl.check import Verdict, check_run
+
+    findings = check_run(load_config(*split_inputs(arguments.inputs)), arguments.tasks)
+    table = _table("", "what", "finding")
+    for finding in findings:
+        is_good = finding.verdict is Verdict.GOOD
+        mark = Text("ok", style="green") if is_good else Text("error", style="bold red")
+        table.add_row(mark, Text(finding.subject), Text(finding.text))
+    errors = [finding for finding in findings if finding.verdict is Verdict.ERROR]
+    values = {
+        "errors": len(errors),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+    return Report(values=values, text=table, exit_code=BAD_INPUT if errors else 0)
+
+
+def run_export(arguments: argparse.Namespace) -> Report:
+    """`limosa export`."""
+    from rl.export import export_checkpoint
+    from rl.run import Run
+
+    source = export_checkpoint(Run.open(arguments.run), arguments.out, arguments.step)
+    values = {"source": str(source), "out": str(arguments.out)}
+    return Report(values=values, text=Text(f"{source} copied to {arguments.out}"))
+
+
+def run_bench(arguments: argparse.Namespace) -> Report:
+    """`limosa bench rollout`."""
+    config: RunConfig = load_config(*split_inputs(arguments.inputs))
+    from rl.checkpoint_files import check_checkpoint
+    from rollout.bench import bench_rollout
+
+    check_checkpoint(config.model.checkpoint)
+    result = bench_rollout(config.model.checkpoint, config.rollout)
+    values = dataclasses.asdict(result)
+    return Report(values=values, text=_listing(values))
+
+
+def run_doctor(arguments: argparse.Namespace) -> Report:
+    """`limosa doctor`."""
+    del arguments
+    from rl.doctor import Verdict, examine
+
+    styles = {Verdict.GOOD: "green", Verdict.DOUBTFUL: "yellow", Verdict.BAD: "bold red"}
+    facts = examine()
+    table = _table("", "what", "found")
+    for fact in facts:
+        found = fact.value + (f"  ({fact.advice})" if fact.advice else "")
+        table.add_row(
+            Text(str(fact.verdict), style=styles[fact.verdict]), Text(fact.name), Text(found)
+        )
+    num_bad = sum(fact.verdict is Verdict.BAD for fact in facts)
+    values = {"bad": num_bad, "facts": [dataclasses.asdict(fact) for fact in facts]}
+    return Report(values=values, text=table, exit_code=1 if num_bad else 0)
+
+
+VERBS: Mapping[str, Callable[[argparse.Namespace], Report]] = {
+    "train": run_train,
+    "warm-start": run_warm_start,
+    "collect": run_collect,
+    "eval": run_eval,
+    "show": run_show,
+    "check": run_check,
+    "export": run_export,
+    "bench": run_bench,
+    "doctor": run_doctor,
+}
+
+
+def split_inputs(inputs: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Tell files from `section.key=value` overrides: only the latter have an equals sign."""
+    files = [Path(text) for text in inputs if "=" not in text]
+    return files, [text for text in inputs if "=" in text]
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in titles:
+        table.add_column(title)
+    return table
+
+
+def _listing(values: Mapping[str, object]) -> Table:
+    """Two columns: name and value."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in values.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        table.add_row(name, Text(shown))
+    return table
