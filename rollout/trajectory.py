@@ -159,6 +159,8 @@ class Trajectory:
     outcome: Outcome
     computed_tokens: int = 0
     """Tokens the engine computed for it (prefill and decode), publish recomputation excluded."""
+    publish_recomputed_tokens: int = 0
+    """Tokens computed again because a publish ordered it."""
 
     def __post_init__(self) -> None:
         if not self.segments:

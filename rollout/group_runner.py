@@ -1,0 +1,123 @@
+"""Groups: siblings of a task, played at once by the agent loop of one process.
+
+Takes tasks, returns groups and trajectories; holds what all episodes of the process share.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from envs.config import EnvironmentConfig
+from envs.registry import load_environment
+from envs.task import Task
+from rewards.registry import load_grader
+from rewards.reward import Grader
+from rollout.agent_loop import Attempt, World, run_episode
+from rollout.config import RolloutConfig
+from rollout.engine import Engine
+from rollout.tokenizer import Tokenizer
+from rollout.trajectory import Group, Trajectory
+
+Result = TypeVar("Result")
+
+
+class GroupRunner:
+    """Plays episodes with one engine, at most `max_concurrent_episodes` at a time.
+
+    Worked example:
+
+        runner = GroupRunner(engine, tokenizer, environments, config, seed=0)
+        group = await runner.run_group(task, group_size=8, round=0)
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        environments: Mapping[str, EnvironmentConfig],
+        config: RolloutConfig,
+        seed: int,
+    ) -> None:
+        """Load the environments.
+
+        Args:
+            engine: Samples for all episodes.
+            tokenizer: The policy's.
+            environments: Sections of the run, by name.
+            config: Budgets, temperature and concurrency.
+            seed: The run's.
+
+        Raises:
+            ValueError: an environment cannot be loaded.
+        """
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._config = config
+        self._seed = seed
+        self._sections: dict[str, EnvironmentConfig] = dict(environments)
+        for name, section in environments.items():
+            self._sections.setdefault(section.use or name, section)
+            self._sections.setdefault(load_environment(section.use or name).name, section)
+        self._graders: dict[str, Grader] = {}
+        # First come, first served: groups asked for first finish first.
+        self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
+
+    async def run_group(self, task: Task, group_size: int, round: int) -> Group:  # noqa: A002
+        """Play a group of siblings.
+
+        Args:
+            task: What each of them attempts.
+            group_size: Siblings.
+            round: How often the run planned the task before.
+
+        Raises:
+            ValueError: the task names no environment of the run, or its opening is too long.
+            EngineError: the engine failed.
+        """
+        attempts = [
+            Attempt(
+                task=task,
+                sibling=sibling,
+                round=round,
+                run_seed=self._seed,
+                temperature=self._config.temperature,
+            )
+            for sibling in range(group_size)
+        ]
+        trajectories = await gather([self._play(attempt) for attempt in attempts])
+        return Group(id=f"{task.id}@{round}", task=task, trajectories=tuple(trajectories))
+
+    async def attempt(self, task: Task, temperature: float) -> Trajectory:
+        """Play one evaluation episode; the same weights and seed sample the same."""
+        attempt = Attempt(task=task, run_seed=self._seed, temperature=temperature)
+        return await self._play(attempt)
+
+    async def _play(self, attempt: Attempt) -> Trajectory:
+        world = self._world(attempt.task)
+        async with self._slots:
+            return await run_episode(attempt, world, self._engine, self._tokenizer, self._config)
+
+    def _world(self, task: Task) -> World:
+        """Find the task's environment and grader."""
+        if task.environment not in self._sections:
+            known = ", ".join(self._sections)
+            raise ValueError(
+                f"task {task.id}: environment {task.environment!r} is none of this run's: {known}"
+            )
+        if task.grader not in self._graders:
+            self._graders[task.grader] = load_grader(task.grader)
+        return World(
+            spec=load_environment(task.environment),
+            grader=self._graders[task.grader],
+            config=self._sections[task.environment],
+        )
+
+
+async def gather(coroutines: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Run coroutines at once; the first that raises cancels the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return [task.result() for task in running]

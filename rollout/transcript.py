@@ -1,0 +1,110 @@
+"""The tokens of a running episode, in the order the engine saw them.
+
+Takes rendered pieces and the engine's generations; returns a `Segment` when the episode has ended.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Int16
+
+from rollout.engine import Generation
+from rollout.renderer import Piece
+from rollout.trajectory import NO_EXPERT, Segment, Source, TokenSpan
+
+
+class Transcript:
+    """Grows at its end alone: what is recorded never changes."""
+
+    def __init__(self) -> None:
+        """Begin with no token."""
+        self._token_ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[TokenSpan] = []
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def append_pieces(self, pieces: Sequence[Piece], *, turn: int, policy_version: int) -> None:
+        """Record tokens that the policy did not write.
+
+        Args:
+            pieces: As the renderer gave them to the engine.
+            turn: The turn they belong to: replies belong to the turn they answer.
+            policy_version: The version under which the engine computed them.
+        """
+        for piece in pieces:
+            logprobs = [0.0] * len(piece.token_ids)
+            self._append(piece.token_ids, logprobs, piece.source, turn, policy_version)
+
+    def append_generation(self, generation: Generation, *, turn: int) -> TokenSpan | None:
+        """Record what the policy sampled, one span per policy version.
+
+        Returns:
+            The span of the whole turn, of the version that sampled its first token; None where
+            nothing was sampled.
+        """
+        start = len(self)
+        # A log-softmax in float32 may round to a hair above zero.
+        logprobs = np.minimum(generation.logprobs, 0.0).tolist()
+        token_ids, versions = generation.token_ids.tolist(), generation.versions.tolist()
+        for token_id, logprob, version in zip(token_ids, logprobs, versions, strict=True):
+            self._append([token_id], [logprob], Source.POLICY, turn, version)
+        if len(self) == start:
+            return None
+        return TokenSpan(
+            start=start,
+            stop=len(self),
+            source=Source.POLICY,
+            turn=turn,
+            policy_version=versions[0],
+        )
+
+    def to_segment(self, expert_ids: Int16[np.ndarray, "T L A"] | None = None) -> Segment:
+        """Give the finished segment.
+
+        Args:
+            expert_ids: Routing of the computed tokens, from the first. The last sampled token is
+                never computed, so that at most T - 1 rows are kept; the others get NO_EXPERT.
+        """
+        aligned = None
+        if expert_ids is not None:
+            aligned = np.full((len(self), *expert_ids.shape[1:]), NO_EXPERT, dtype=np.int16)
+            num_rows = min(len(expert_ids), max(0, len(self) - 1))
+            aligned[:num_rows] = expert_ids[:num_rows]
+        return Segment(
+            token_ids=np.array(self._token_ids, dtype=np.int32),
+            spans=tuple(self._spans),
+            behavior_logprobs=np.array(self._logprobs, dtype=np.float32),
+            expert_ids=aligned,
+        )
+
+    def _append(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        source: Source,
+        turn: int,
+        policy_version: int,
+    ) -> None:
+        """Append tokens, lengthening the last span where nothing but the place differs."""
+        start = len(self)
+        self._token_ids += token_ids
+        self._logprobs += logprobs
+        last = self._spans[-1] if self._spans else None
+        if last is not None and (last.source, last.turn, last.policy_version) == (
+            source,
+            turn,
+            policy_version,
+        ):
+            self._spans[-1] = replace(last, stop=len(self))
+        elif token_ids:
+            span = TokenSpan(
+                start=start,
+                stop=len(self),
+                source=source,
+                turn=turn,
+                policy_version=policy_version,
+            )
+            self._spans.append(span)
