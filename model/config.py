@@ -152,7 +152,7 @@ class ModelConfig:
             if field.type is float and isinstance(value, int):
                 value = float(value)
             if field.name == "full_attn_layers":
-                value = tuple(value)
+                value = tuple(values[field.name])
             elif type(value) is not field.type:
                 raise ValueError(f"{field.name} = {value!r} is not a number of the right type")
             known[field.name] = value

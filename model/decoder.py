@@ -37,6 +37,13 @@ class DecoderOutput:
     """Experts each token passed, per MoE layer, int16."""
 
 
+class PseudoQuery(nn.Linear):
+    """The learned query [1, D] with which one sub-layer mixes over depth."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.hidden_size, 1, bias=False)
+
+
 class Residual:
     """The candidates of one forward: finished block sums and the running sum."""
 
@@ -44,7 +51,7 @@ class Residual:
         self.finished: list[Tensor] = []
         self.running = embedding
 
-    def mix(self, norm: nn.RMSNorm, query: nn.Linear, eps: float) -> Float[Tensor, "T D"]:
+    def mix(self, norm: nn.RMSNorm, query: PseudoQuery, eps: float) -> Float[Tensor, "T D"]:
         """Mix all candidates with a sub-layer's pseudo-query."""
         candidates = [*self.finished, self.running]
         return attention_residual(candidates, query.weight.squeeze(0), norm.weight, eps)
@@ -68,12 +75,12 @@ class Block(nn.Module):
         self.eps = eps
         self.starts_sum = layer % config.attn_res_block_size == 0
         self.self_attention_res_norm = nn.RMSNorm(hidden, eps=eps)
-        self.self_attention_res_proj = nn.Linear(hidden, 1, bias=False)
+        self.self_attention_res_proj = PseudoQuery(config)
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         mixing = MLALayer if config.is_full_attention(layer) else KDALayer
         self.self_attn = mixing(config, layer)
         self.mlp_res_norm = nn.RMSNorm(hidden, eps=eps)
-        self.mlp_res_proj = nn.Linear(hidden, 1, bias=False)
+        self.mlp_res_proj = PseudoQuery(config)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.has_experts = config.has_experts(layer)
         if self.has_experts:
@@ -116,7 +123,7 @@ class Decoder(nn.Module):
             Block(config, layer) for layer in range(config.num_hidden_layers)
         )
         self.output_attn_res_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.output_attn_res_proj = nn.Linear(config.hidden_size, 1, bias=False)
+        self.output_attn_res_proj = PseudoQuery(config)
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
@@ -160,23 +167,20 @@ class Decoder(nn.Module):
 
 
 def init_module(module: nn.Module) -> None:
-    """Initialise the parameters of `module`; apply it to every module of a model, parents last.
+    """Initialise the parameters that `module` itself owns; apply it to every module of a model.
 
     Projections are normal with standard deviation fan_in^(-1/2); pseudo-queries of the attention
     residuals start at zero (a uniform mixture), norms at one, the router's correction at zero.
     """
     if isinstance(module, nn.Embedding):
         init.normal_(module.weight, std=EMBEDDING_STD)
+    elif isinstance(module, PseudoQuery):
+        init.zeros_(module.weight)
     elif isinstance(module, (nn.Linear, nn.Conv1d, Router)):
         init.normal_(module.weight, std=math.prod(module.weight.shape[1:]) ** -0.5)
     elif isinstance(module, nn.RMSNorm):
         init.ones_(module.weight)
     elif isinstance(module, KDALayer):
         module.init_gates()
-    elif isinstance(module, Block):
-        init.zeros_(module.self_attention_res_proj.weight)
-        init.zeros_(module.mlp_res_proj.weight)
-    elif isinstance(module, Decoder):
-        init.zeros_(module.output_attn_res_proj.weight)
     if isinstance(module, Router):
         init.zeros_(module.get_buffer("e_score_correction_bias"))

@@ -94,7 +94,7 @@ class HybridForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = HybridConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = False
-    _no_split_modules = ("Block",)
+    _no_split_modules = ["Block"]  # noqa: RUF012  transformers' declaration
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)
@@ -102,11 +102,10 @@ class HybridForCausalLM(PreTrainedModel, GenerationMixin):
         self.model = PaddedDecoder(shape)
         self.lm_head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         self.post_init()
+        init.normal_(self.lm_head.weight, std=HEAD_STD)
 
     def _init_weights(self, module: nn.Module) -> None:
         init_module(module)
-        if module is self:
-            init.normal_(self.lm_head.weight, std=HEAD_STD)
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the token embedding."""

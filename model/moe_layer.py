@@ -145,15 +145,19 @@ class MoELayer(nn.Module):
         rows = _permute(rows, order, inverse)
         counts = flat.bincount(minlength=len(self.experts)).tolist()
 
-        busy = [expert for expert, count in zip(self.experts, counts, strict=True) if count]
-        parts = rows.split([count for count in counts if count])
-        pairs = list(zip(busy, parts, strict=True))
-        gate = torch.cat([expert.w1(part) for expert, part in pairs])
-        up = torch.cat([expert.w3(part) for expert, part in pairs])
-        inner = situ_glu(gate, up, *self.betas).split([len(part) for part in parts])
-        outputs = torch.cat([expert.w2(part) for expert, part in zip(busy, inner, strict=True)])
+        gate = self._multiply("w1", rows, counts)
+        up = self._multiply("w3", rows, counts)
+        outputs = self._multiply("w2", situ_glu(gate, up, *self.betas), counts)
         outputs = _permute(outputs, inverse, order).view(num_tokens, num_chosen, -1)
         return (weights.unsqueeze(1) @ outputs).squeeze(1)
+
+    def _multiply(
+        self, name: str, rows: Float[Tensor, "N X"], counts: list[int]
+    ) -> Float[Tensor, "N Y"]:
+        """Apply matrix `name` of each expert to its share of rows sorted by expert."""
+        weights = [expert.get_submodule(name) for expert in self.experts]
+        parts = rows.split(counts)
+        return torch.cat([w(part) for w, part in zip(weights, parts, strict=True) if len(part)])
 
 
 def _permute(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
