@@ -2,7 +2,7 @@
 
 One episode (`>` is the policy):
 
-    gallium: in which year was the element below it found?
+    gallium: in which year was the element below it discovered?
     > search(gallium: table)             1 gallium: table / 2 gallium: uses / 3 ...
     > open(1)                            symbol: Ga. group: 13. ... below: indium.
     > search(indium: history)            1 indium: history / ...
@@ -43,40 +43,32 @@ class Relation:
     page: str
     """Kind of the page that states the fact."""
     pattern: str
-    """Regular expression; its group is the value on that page."""
+    """Regular expression: its group is the value on that page."""
+    other_page: str | None = None
+    """Kind of a page that may state the fact as well, and then may be cited."""
 
 
 RELATIONS = (
     Relation(
         fact="year",
-        phrase="in which year was {0} found?",
+        phrase="in which year was {0} discovered?",
         page="history",
         pattern=r"^(\d+),",
+        other_page="description",
     ),
     Relation(
         fact="place",
-        phrase="in which country was {0} found?",
+        phrase="in which country was {0} discovered?",
         page="history",
         pattern=r"^\d+, ([^.]+)\.",
     ),
     Relation(
-        fact="symbol",
-        phrase="how is {0} abbreviated?",
-        page="table",
-        pattern=r"symbol: (\w+)\.",
+        fact="symbol", phrase="how is {0} abbreviated?", page="table", pattern=r"symbol: (\w+)\."
     ),
     Relation(
-        fact="group",
-        phrase="in which column is {0}?",
-        page="table",
-        pattern=r"group: (\d+)\.",
+        fact="group", phrase="in which group is {0}?", page="table", pattern=r"group: (\d+)\."
     ),
-    Relation(
-        fact="density",
-        phrase="how heavy is {0}?",
-        page="table",
-        pattern=r"density: ([\d.]+)\. ",
-    ),
+    Relation(fact="density", phrase="how dense is {0}?", page="table", pattern=r"density: (\S+)\."),
 )
 
 
@@ -137,20 +129,24 @@ def _all_tasks() -> dict[Split, tuple[Task, ...]]:
 
 def _make_task(question: Question) -> Task:
     target, relation = question.target, question.relation
-    page = target.pages[relation.page]
+    pages = (target.pages.get(kind) for kind in (relation.page, relation.other_page) if kind)
     return Task(
         id=f"retrieval/{question.key}",
         environment="retrieval",
         grader="cited_answer",
         data={"question": question.text},
-        reference={"value": target.facts[relation.fact], "documents": {page.title: page.text}},
+        reference={
+            "value": target.facts[relation.fact],
+            "documents": {page.title: page.text for page in pages if page is not None},
+        },
     )
 
 
 @lru_cache(maxsize=1)
 def load_index() -> SearchIndex:
     """Build the index of all pages; episodes share it."""
-    return SearchIndex([page for element in load_elements().values() for page in element.pages.values()])
+    elements = load_elements().values()
+    return SearchIndex([page for element in elements for page in element.pages.values()])
 
 
 class Retrieval:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TITLE_WEIGHT = 5.0
+TITLE_WEIGHT = 20.0
 """How much more a word counts in a title than in a text."""
 STOP_WORDS = frozenset(
     (
