@@ -1,0 +1,68 @@
+"""How much cache a rollout needs: known before an engine starts, so that it can be said in a line.
+
+The engine's cache is made of pages of one size. An MLA layer stores the latent of each token twice
+(as key and as value); a KDA layer stores one page per conversation, however long it is.
+"""
+
+from dataclasses import dataclass
+
+from model.config import ModelConfig
+from rollout.config import RolloutConfig
+
+BYTES = 4
+"""Of a number in the cache: float32."""
+BLOCK_STEP = 32
+"""Tokens per page are a multiple of this."""
+SCORING_SLOTS = 8
+"""Requests beside the conversations: sequences that are scored, not sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePlan:
+    """Pages for every conversation at its full length, so that none is ever preempted."""
+
+    tokens_per_page: int
+    page_bytes: int
+    """Of one page of one layer."""
+    layers_per_pool: int
+    """Layers that share a page number; vLLM pads groups of layers to this size."""
+    pages_per_request: int
+    """At full length, over all groups of layers."""
+    num_requests: int
+    """Conversations and scoring slots."""
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all pages; one more than the requests need, which vLLM keeps empty."""
+        pages = self.num_requests * self.pages_per_request + 1
+        return pages * self.layers_per_pool * self.page_bytes
+
+
+def plan_cache(shape: ModelConfig, config: RolloutConfig) -> CachePlan:
+    """Work out pages for a model and a rollout.
+
+    Args:
+        shape: Of the model.
+        config: Conversations at once, and their length.
+    """
+    heads, width = shape.num_attention_heads, shape.kda_head_dim
+    tail = (shape.short_conv_kernel_size - 1) * 3 * heads * width
+    state_bytes = BYTES * (tail + heads * width * width)
+    token_bytes = BYTES * 2 * shape.latent_width
+    tokens = BLOCK_STEP * -(-state_bytes // (BLOCK_STEP * token_bytes))
+    num_global = len(shape.full_attn_layers)
+    num_linear = shape.num_hidden_layers - num_global
+    group = min(num_global, num_linear) or num_global
+    groups_linear, groups_global = -(-num_linear // group), -(-num_global // group)
+    return CachePlan(
+        tokens_per_page=tokens,
+        page_bytes=tokens * token_bytes,
+        layers_per_pool=group,
+        pages_per_request=groups_linear + groups_global * -(-context_tokens(config) // tokens),
+        num_requests=config.max_concurrent_episodes + SCORING_SLOTS,
+    )
+
+
+def context_tokens(config: RolloutConfig) -> int:
+    """Longest sequence of the engine: an episode, and the token that scoring one samples."""
+    return config.max_tokens + 1

@@ -1,0 +1,451 @@
+"""The engine: vLLM, with one resumable request per conversation.
+
+Takes tokens of a turn, returns sampled tokens with log-probs and policy versions. A conversation is
+one request of vLLM that stays open between turns ("streaming input"): its latents and KDA states
+stay in the cache, and a turn computes its new tokens only.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import psutil
+from jaxtyping import Float32
+
+from model.checkpoint import CheckpointError, load_shape
+from model.vllm_plugin.recording import CONVERSATION
+from rollout.cache_plan import BLOCK_STEP, CachePlan, context_tokens, plan_cache
+from rollout.config import RolloutConfig
+from rollout.engine import EngineError, Generation, SamplingConfig, SessionReport
+from rollout.engine_environment import engine_environment
+from rollout.weight_update import PublishError, PublishReceipt, WeightManifest
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import StreamingInput
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+PROCESS_BYTES = 1 << 30
+"""Memory of an engine's process without its cache: mostly libraries."""
+WHOLE_TURN = 1 << 30
+"""Tokens after which vLLM reports an unfinished turn: never, a turn comes in one piece."""
+SEED_MASK = (1 << 63) - 1
+"""Seeds that vLLM takes."""
+
+
+class VllmEngine:
+    """An AsyncLLM of vLLM as an `Engine`. Made by `start`, ended by `shutdown`."""
+
+    def __init__(self, llm: "AsyncLLM", config: RolloutConfig, version: int, log: Path) -> None:
+        self._llm = llm
+        self._config = config
+        self._version = version
+        self._log = log
+        self._seats = asyncio.Semaphore(config.max_concurrent_episodes)
+        self._sessions: set[VllmSession] = set()
+        self._publishing = asyncio.Lock()
+        self._ready = asyncio.Event()
+        self._ready.set()
+        manager: Any = llm.engine_core.resources.engine_manager  # pyright: ignore[reportAttributeAccessIssue]  vLLM's internals
+        self._processes = [psutil.Process(process.pid) for process in manager.processes]
+
+    @classmethod
+    async def start(
+        cls,
+        checkpoint: Path | str,
+        config: RolloutConfig,
+        version: int = 0,
+        log: Path | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Start an engine process and wait until it serves.
+
+        Args:
+            checkpoint: Folder with config.json and model.safetensors.
+            config: The `rollout` section.
+            version: Policy version of the checkpoint.
+            log: File for what vLLM writes; a temporary one if None.
+            seed: Of everything that no turn's own seed decides.
+
+        Raises:
+            EngineError: no checkpoint, not enough memory or cache, or vLLM did not come up.
+        """
+        checkpoint = Path(checkpoint)
+        _check_memory(_plan(checkpoint, config), config)
+        if log is None:
+            handle, name = tempfile.mkstemp(prefix="limosa-engine-", suffix=".log")
+            os.close(handle)
+            log = Path(name)
+        os.environ.update(engine_environment(config))
+        try:
+            with _output_to(log):
+                llm = _start_vllm(checkpoint, config, seed)
+        except Exception as error:
+            raise EngineError(
+                f"the engine did not start: {_cause(log, error)} (log: {log})"
+            ) from None
+        engine = cls(llm, config, version, log)
+        await llm.collective_rpc("begin_recording")
+        await llm.update_weight_version(str(version))
+        return engine
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights held now."""
+        return self._version
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Processes that the engine runs beside this one."""
+        return [process.pid for process in self._processes]
+
+    async def open(self, session_id: str) -> "VllmSession":
+        """Start a conversation; waits while `max_concurrent_episodes` are open.
+
+        Args:
+            session_id: For logs; conversations need not have different ones.
+        """
+        await self._seats.acquire()
+        session = VllmSession(self, f"{CONVERSATION}{session_id}/{uuid.uuid4().hex[:8]}")
+        self._sessions.add(session)
+        return session
+
+    async def score(self, token_ids: list[int]) -> Float32[np.ndarray, " T"]:
+        """Log-probability (temperature 1) of each token given those before it; index 0 is 0.
+
+        Raises:
+            EngineError: the sequence is longer than an episode may be, or the engine died.
+        """
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._check_length(len(token_ids), "a sequence to score")
+        await self._ready.wait()
+        parameters = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        prompt: Any = {"prompt_token_ids": list(token_ids)}
+        with self._engine_errors():
+            outputs = self._llm.generate(prompt, parameters, f"score/{uuid.uuid4().hex}")
+            output = [output async for output in outputs][-1]
+        assert output.prompt_logprobs is not None
+        scores = np.zeros(len(token_ids), dtype=np.float32)
+        for index, token in enumerate(token_ids[1:], start=1):
+            entry = output.prompt_logprobs[index]
+            assert entry is not None
+            scores[index] = entry[token].logprob
+        return scores
+
+    async def apply(
+        self, manifest: WeightManifest, recompute_running: bool = False
+    ) -> PublishReceipt:
+        """Take new weights between two steps; no conversation is aborted.
+
+        Conversations keep their state: what they sample from now on comes from the new weights over
+        a past computed with the old ones, and carries the new version.
+
+        Args:
+            manifest: What `write_weights` wrote.
+            recompute_running: Compute every open conversation's state again with the new weights.
+
+        Raises:
+            PublishError: the weights are not what the manifest says; the old ones stay.
+            EngineError: the engine died.
+        """
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        async with self._publishing:
+            start = time.monotonic()
+            self._ready.clear()
+            try:
+                await self._llm.pause_generation(mode="keep", clear_cache=False)
+                await self._llm.start_weight_update()
+                update = {
+                    "version": manifest.version,
+                    "path": str(manifest.path),
+                    "checksums": dict(manifest.checksums),
+                }
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+                await self._llm.finish_weight_update(weight_version=str(manifest.version))
+                self._version = manifest.version
+                recomputed = await self._drop_state() if recompute_running else 0
+                (checksum,) = await self._llm.collective_rpc("live_checksum")
+            except Exception as error:
+                raise self._publish_error(manifest, error) from error
+            finally:
+                if not self._llm.errored:
+                    await self._llm.resume_generation()
+                self._ready.set()
+            if checksum != manifest.checksum:
+                raise PublishError(
+                    f"policy version {manifest.version}: the live weights' checksum {checksum} is "
+                    f"not the published {manifest.checksum}"
+                )
+            return PublishReceipt(
+                version=manifest.version,
+                checksum=checksum,
+                total_bytes=manifest.total_bytes,
+                seconds=time.monotonic() - start,
+                recomputed_sessions=recomputed,
+            )
+
+    async def shutdown(self) -> None:
+        """End the engine and its processes. Idempotent."""
+        self._llm.shutdown()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, self._processes, 5.0)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        await asyncio.to_thread(psutil.wait_procs, alive, 2.0)
+
+    async def _drop_state(self) -> int:
+        await self._llm.collective_rpc("expect_recomputation")
+        await self._llm.reset_prefix_cache(reset_running_requests=True)
+        return len(self._sessions)
+
+    def _publish_error(self, manifest: WeightManifest, error: Exception) -> Exception:
+        if self._llm.errored:
+            return EngineError(f"the engine died during a publish (log: {self._log})")
+        return PublishError(f"policy version {manifest.version} was not taken: {error}")
+
+    def _check_length(self, num_tokens: int, what: str) -> None:
+        if num_tokens > self._config.max_tokens:
+            raise EngineError(
+                f"{what} has {num_tokens} tokens, above rollout.max_tokens = "
+                f"{self._config.max_tokens}: raise it or shorten the episode"
+            )
+
+    @contextlib.contextmanager
+    def _engine_errors(self) -> Iterator[None]:
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        try:
+            yield
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise EngineError(f"the engine failed: {error!r} (log: {self._log})") from error
+
+    async def _take_report(self, name: str) -> SessionReport:
+        (record,) = await self._llm.collective_rpc("take_conversation", args=(name,))
+        if record is None:
+            return SessionReport(expert_ids=None, computed_tokens=0)
+        rows, shape, computed, recomputed = record
+        return SessionReport(
+            expert_ids=np.frombuffer(rows, dtype=np.int16).reshape(shape),
+            computed_tokens=computed,
+            publish_recomputed_tokens=recomputed,
+        )
+
+
+class VllmSession:
+    """One conversation of a `VllmEngine`; see `Session`."""
+
+    def __init__(self, engine: VllmEngine, name: str) -> None:
+        self._engine = engine
+        self._name = name
+        self._inputs: asyncio.Queue[StreamingInput | None] = asyncio.Queue()
+        self._outputs: AsyncIterator[RequestOutput] | None = None
+        self._unsent: list[int] = []
+        """The last sampled token: vLLM samples it but does not compute it, and drops it when the
+        conversation goes on. It is sent again as the first token of the next turn."""
+        self._num_tokens = 0
+        self._num_sampled = 0
+        self._report: SessionReport | None = None
+
+    async def extend(self, token_ids: list[int], sampling: SamplingConfig) -> Generation:
+        """Append `token_ids` to the conversation and sample a turn after them.
+
+        Raises:
+            EngineError: the conversation is closed or would exceed `max_tokens`, or the engine
+                died.
+        """
+        engine = self._engine
+        if self._report is not None:
+            raise EngineError(f"{self._name} is closed")
+        self._num_tokens += len(token_ids)
+        engine._check_length(self._num_tokens + sampling.max_tokens, self._name)
+        await engine._ready.wait()
+        prompt_version = engine.version
+        parameters = _sampling_parameters(sampling)
+        self._send([*self._unsent, *token_ids], parameters)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        with engine._engine_errors():
+            while True:
+                output = await anext(self._receive(parameters))
+                completion = output.outputs[0]
+                tokens.extend(completion.token_ids)
+                logprobs.extend(_chosen_logprobs(completion))
+                if completion.finish_reason is not None:
+                    break
+        versions = np.zeros(len(tokens), dtype=np.int32)
+        for span in completion.weight_versions or ():
+            # vLLM counts a request's tokens through all its turns.
+            start, stop = (max(0, at - self._num_sampled) for at in (span.start, span.end))
+            versions[start:stop] = int(span.version)
+        self._unsent = tokens[-1:]
+        self._num_tokens += len(tokens)
+        self._num_sampled += len(tokens)
+        return Generation(
+            token_ids=np.array(tokens, dtype=np.int32),
+            logprobs=np.array(logprobs, dtype=np.float32),
+            versions=versions,
+            finish=completion.finish_reason,
+            prompt_version=prompt_version,
+        )
+
+    async def close(self) -> SessionReport:
+        """End the conversation and free its state. Idempotent."""
+        if self._report is None:
+            engine = self._engine
+            self._report = SessionReport(expert_ids=None, computed_tokens=0)
+            engine._sessions.discard(self)
+            engine._seats.release()
+            if self._outputs is not None:
+                self._inputs.put_nowait(None)
+                with engine._engine_errors():
+                    async for _ in self._outputs:
+                        pass
+                    self._report = await engine._take_report(self._name)
+        return self._report
+
+    def _send(self, token_ids: list[int], parameters: "SamplingParams") -> None:
+        from vllm.engine.protocol import StreamingInput
+
+        prompt: Any = {"prompt_token_ids": token_ids}
+        self._inputs.put_nowait(StreamingInput(prompt=prompt, sampling_params=parameters))
+
+    def _receive(self, parameters: "SamplingParams") -> "AsyncIterator[RequestOutput]":
+        if self._outputs is None:
+            llm = self._engine._llm
+            self._outputs = llm.generate(self._turns(), parameters, self._name)
+        return self._outputs
+
+    async def _turns(self) -> "AsyncGenerator[StreamingInput, None]":
+        while (turn := await self._inputs.get()) is not None:
+            yield turn
+
+
+def _chosen_logprobs(completion: "CompletionOutput") -> list[float]:
+    assert completion.logprobs is not None
+    entries = zip(completion.token_ids, completion.logprobs, strict=True)
+    return [entry[token].logprob for token, entry in entries]  # pyright: ignore[reportOptionalSubscript]  asked for
+
+
+def _sampling_parameters(sampling: SamplingConfig) -> "SamplingParams":
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        stop_token_ids=list(sampling.stop_token_ids),
+        seed=sampling.seed & SEED_MASK,
+        logprobs=0,
+        detokenize=False,
+        ignore_eos=True,
+        output_kind=RequestOutputKind.DELTA,
+        stream_interval=WHOLE_TURN,
+        skip_clone=True,
+    )
+
+
+def _plan(checkpoint: Path, config: RolloutConfig) -> CachePlan:
+    try:
+        return plan_cache(load_shape(checkpoint), config)
+    except CheckpointError as error:
+        raise EngineError(str(error)) from None
+
+
+def _check_memory(plan: CachePlan, config: RolloutConfig) -> None:
+    cache_bytes = config.kv_cache_mib << 20
+    if plan.total_bytes > cache_bytes:
+        raise EngineError(
+            f"rollout.kv_cache_mib = {config.kv_cache_mib} is too small for "
+            f"rollout.max_concurrent_episodes = {config.max_concurrent_episodes} of "
+            f"{config.max_tokens} tokens: raise it to {-(-plan.total_bytes // (1 << 20))}"
+        )
+    available = psutil.virtual_memory().available
+    if available < cache_bytes + PROCESS_BYTES:
+        raise EngineError(
+            f"an engine needs {(cache_bytes + PROCESS_BYTES) >> 20} MiB of memory, "
+            f"{available >> 20} MiB are free: lower rollout.kv_cache_mib = {config.kv_cache_mib} "
+            f"or rollout.num_engines = {config.num_engines}, or end other programs"
+        )
+
+
+def _start_vllm(checkpoint: Path, config: RolloutConfig, seed: int) -> "AsyncLLM":
+    from vllm import ModelRegistry
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    from model.vllm_plugin import ARCHITECTURE, register
+    from model.vllm_plugin.decoder import VllmDecoder
+    from rollout.weight_receiver import BACKEND
+
+    # The class itself: vLLM examines a class that it knows by name only in a process of its own,
+    # which takes as long as starting an engine.
+    register()
+    ModelRegistry.register_model(ARCHITECTURE, VllmDecoder)
+    arguments = AsyncEngineArgs(
+        model=str(checkpoint),
+        dtype="float32",
+        seed=seed,
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        enable_prefix_caching=False,
+        max_model_len=context_tokens(config),
+        max_num_seqs=plan_cache(load_shape(checkpoint), config).num_requests,
+        max_num_batched_tokens=config.max_batched_tokens,
+        block_size=BLOCK_STEP,
+        kv_cache_memory_bytes=config.kv_cache_mib << 20,
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        scheduler_cls="model.vllm_plugin.session_scheduler.SessionScheduler",
+        worker_extension_cls="rollout.engine_worker.EngineWorker",
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+    )
+    return AsyncLLM.from_engine_args(arguments)
+
+
+@contextlib.contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Send this process's output to `log`; an engine started inside keeps writing there.
+
+    vLLM's processes inherit the two descriptors; nothing else reaches what they print.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    kept = [os.dup(1), os.dup(2)]
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        for target, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        own = logging.FileHandler(log)
+        logger = logging.getLogger("vllm")
+        logger.handlers = [own]
+        logger.propagate = False
+
+
+def _cause(log: Path, error: Exception) -> str:
+    """Find the one line that says why: vLLM's process writes it as the last error of its log."""
+    lines = log.read_text(errors="replace").splitlines()
+    causes = [line for line in lines if "Error: " in line and "See root cause" not in line]
+    if not causes:
+        return str(error).splitlines()[0]
+    return causes[-1].split("] ")[-1].strip()
