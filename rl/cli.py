@@ -233,7 +233,8 @@ def _print_report(report: Report, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.values))
     else:
-        Console().print(report.text)
+        # A pipe has no width: wide enough that no cell is folded.
+        Console(width=None if sys.stdout.isatty() else 200).print(report.text)
 
 
 def _explain(error: Exception) -> int:

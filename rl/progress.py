@@ -192,7 +192,7 @@ class LiveProgress:
 
     def evaluation(self, step: int, metrics: Mapping[str, MetricValue]) -> None:
         """Print the held-out pass rates above the table, where they stay."""
-        self._live.console.print(_evaluation_line(step, metrics), style="bold")
+        self._live.console.print(Text(_evaluation_line(step, metrics), style="bold"))
 
     def _render(self) -> Group:
         status = Text(f"{self._clock.elapsed()}  {self._stage}", style="dim")
