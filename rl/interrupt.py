@@ -9,9 +9,10 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
-from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
+
+from rollout.placement import descendants, kill_processes
 
 GRACE_SECONDS = 8.0
 """Time to end in order; whatever still lives then is killed."""
@@ -76,28 +77,5 @@ class _Interruption:
 
 def kill_everything() -> None:
     """Kill all descendants of this process, then the process itself, without any clean-up."""
-    for pid in descendants(os.getpid()):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    kill_processes(descendants(), grace_seconds=0.0)
     os._exit(INTERRUPTED)
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the process ids of the children of `pid`, of their children, and so on."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name in parentheses may hold spaces: the parent is the second field after it.
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except (OSError, IndexError):
-            continue  # it ended meanwhile
-        children.setdefault(parent, []).append(int(stat.parent.name))
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        direct = children.get(waiting.pop(), [])
-        found += direct
-        waiting += direct
-    return found
