@@ -1,13 +1,18 @@
-"""Builders of small trajectories, for the tests of the learning side."""
+"""Builders of small trajectories, and a working folder with all that a small run needs."""
 
+import json
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from envs.episode import Episode, StopReason
 from envs.task import Task
 from rewards.reward import Blame, Invalid, Scored
+from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Segment, Source, TokenSpan, Trajectory
 
 SegmentBuilder = Callable[..., Segment]
@@ -85,3 +90,82 @@ def build_segment() -> SegmentBuilder:
 @pytest.fixture
 def build_group() -> GroupBuilder:
     return _build_group
+
+
+ECHO_WORLD = """
+from envs.environment import EnvironmentSpec, Split
+from envs.messages import Message, Role, ToolCall
+from envs.task import Task
+from envs.task_sets import split_of
+from rewards.reward import Scored
+
+
+class Echo:
+    def reset(self, word: str) -> str:
+        if word == "broken":
+            raise RuntimeError("the world is down")
+        self.said = ""
+        return f"say {word}"
+
+    def say(self, text: str) -> str:
+        \"\"\"Say something.\"\"\"
+        self.said = text
+        return "heard"
+
+    def done(self) -> bool:
+        return bool(self.said)
+
+    def artifacts(self) -> dict:
+        return {"said": self.said}
+
+
+def tasks(split: Split, count: int = 40) -> list[Task]:
+    every = [
+        Task(id=f"echo/{i}", environment="echo_world:SPEC", grader="echo_world:grade",
+             data={"word": f"word{i}"}, reference={"word": f"word{i}"})
+        for i in range(count)
+    ]
+    return [task for task in every if split_of(task.id) is split]
+
+
+def expert(task, random):
+    call = ToolCall(name="say", arguments={"text": task.reference["word"]})
+    return lambda messages: Message(role=Role.POLICY, tool_calls=(call,))
+
+
+async def grade(episode) -> Scored:
+    said = episode.artifacts.get("said")
+    return Scored(value=float(said == episode.task.reference["word"]))
+
+
+SPEC = EnvironmentSpec(name="echo", environment=Echo, tasks=tasks, expert=expert)
+"""
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A folder with the files of a checkpoint, small enough to make anew for every test."""
+    folder = tmp_path / "checkpoint"
+    tokenizer = Tokenizer.train(["say word1", "heard", "say(text)"], 300)
+    tokenizer.save(folder)
+    config = {"vocab_size": 300, "hidden_size": 4, "num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = {
+        "model.embed_tokens.weight": np.zeros((300, 4), np.float32),
+        "model.layers.0.input_layernorm.weight": np.ones(4, np.float32),
+    }
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def work_folder(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder: `run.toml`, a checkpoint, and an environment in `echo_world.py`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "echo_world", raising=False)
+    (tmp_path / "echo_world.py").write_text(ECHO_WORLD)
+    (tmp_path / "run.toml").write_text(
+        '[model]\ncheckpoint = "checkpoint"\n\n[environments.echo]\nuse = "echo_world:SPEC"\n'
+    )
+    return tmp_path
