@@ -1,0 +1,51 @@
+import pytest
+
+from rl.check import Verdict, check_ready, check_run, require_ready
+from rl.config_loader import ConfigError, load_config
+
+
+def errors(findings):
+    return [(f.subject, f.text) for f in findings if f.verdict is Verdict.ERROR]
+
+
+def test_a_sound_run_has_findings_and_no_error(work_folder):
+    findings = check_run(load_config("run.toml"))
+    assert errors(findings) == []
+    said = " | ".join(finding.text for finding in findings)
+    assert "checkpoint: complete" in said
+    assert "train tasks" in said
+    assert "held_out tasks" in said
+    assert "openings have at most" in said
+
+
+def test_every_error_is_found_not_only_the_first(work_folder):
+    config = load_config(
+        "run.toml",
+        [
+            "model.checkpoint=nowhere",
+            "rollout.kv_cache_mib=100000000",
+            "rollout.ray_address=127.0.0.1:1",
+            "environments.echo.options.nonsense=1",
+        ],
+    )
+    assert {subject for subject, _ in errors(check_ready(config))} == {
+        "model.checkpoint",
+        "rollout.kv_cache_mib",
+        "rollout.ray_address",
+        "environments.echo",
+    }
+    with pytest.raises(ConfigError, match=r"no such checkpoint folder.*\(and \d more"):
+        require_ready(config)
+
+
+def test_a_grader_that_does_not_load_is_found(work_folder):
+    world = work_folder / "echo_world.py"
+    world.write_text(world.read_text().replace("echo_world:grade", "echo_world:graed"))
+    ((subject, text), *_) = errors(check_ready(load_config("run.toml")))
+    assert subject == "environments.echo"
+    assert "grader 'echo_world:graed' cannot be loaded" in text
+
+
+def test_engines_of_a_cluster_need_no_memory_here(work_folder):
+    overrides = ["rollout.kv_cache_mib=100000000", "rollout.ray_address=auto"]
+    assert errors(check_ready(load_config("run.toml", overrides))) == []
