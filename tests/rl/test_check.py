@@ -23,14 +23,12 @@ def test_every_error_is_found_not_only_the_first(work_folder):
         "run.toml",
         [
             "model.checkpoint=nowhere",
-            "rollout.kv_cache_mib=100000000",
             "rollout.ray_address=127.0.0.1:1",
             "environments.echo.options.nonsense=1",
         ],
     )
     assert {subject for subject, _ in errors(check_ready(config))} == {
         "model.checkpoint",
-        "rollout.kv_cache_mib",
         "rollout.ray_address",
         "environments.echo",
     }
