@@ -63,7 +63,7 @@ $(PACKAGES_STAMP): | $(VENV)/bin/python
 	@rm -f $(VENV)/packages-* $(VENV)/project-*
 	@echo "Installing $(TORCH)$(if $(TORCH_INDEX), from $(TORCH_INDEX))"
 	@$(PIP) $(TORCH) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	@echo "Installing the $$(grep -c == requirements.lock) packages of requirements.lock"
+	@echo "Installing the $$(grep -c == requirements.lock) packages of requirements.lock (a few minutes)"
 	@$(PIP) --no-deps -r requirements.lock
 	@$(VENV)/bin/python -c 'import torch; print(f"PyTorch {torch.__version__}:", f"a CUDA {torch.version.cuda} build; a CPU build is far smaller: rm -r $(VENV), then see TORCH_INDEX in Makefile" if torch.version.cuda else "a CPU build, as meant")'
 	@touch $@
