@@ -151,10 +151,13 @@ class ModelConfig:
             value = values[field.name]
             if field.type is float and isinstance(value, int):
                 value = float(value)
-            if field.name == "full_attn_layers":
-                value = tuple(values[field.name])
-            elif type(value) is not field.type:
-                raise ValueError(f"{field.name} = {value!r} is not a number of the right type")
+            if field.name == "full_attn_layers" and isinstance(value, (list, tuple)):
+                value = tuple(value)
+                matches = all(type(layer) is int for layer in value)
+            else:
+                matches = type(value) is field.type
+            if not matches:
+                raise ValueError(f"{field.name} = {value!r} is of the wrong type")
             known[field.name] = value
         try:
             return cls(**known)
