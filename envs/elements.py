@@ -19,8 +19,9 @@ DIRECTIONS = ("left", "right", "above", "below")
 """Neighbours in the periodic table."""
 
 _QUERY = """
-SELECT lower(name), symbol, atomic_number, group_id, period, density, discovery_year,
-       discovery_location, discoverers, name_origin, description, uses, sources
+SELECT lower(name) AS name, symbol, atomic_number AS number, group_id AS "group", period, density,
+       discovery_year AS year, discovery_location AS place, discoverers, name_origin AS origin,
+       description, uses, sources
 FROM elements ORDER BY atomic_number
 """
 
@@ -65,11 +66,10 @@ def _read_rows() -> Iterator[dict]:
     if package is None or package.origin is None:
         raise RuntimeError("the corpus is missing: pip install --no-deps mendeleev")
     path = Path(package.origin).with_name("elements.db")
-    names = "name symbol number group period density year place discoverers origin".split()
-    names += ["description", "uses", "sources"]
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-        for values in database.execute(_QUERY):
-            yield dict(zip(names, map(_plain, values), strict=True))
+        database.row_factory = sqlite3.Row
+        for row in database.execute(_QUERY):
+            yield {name: _plain(row[name]) for name in row.keys()}  # noqa: SIM118 (no mapping)
 
 
 def _plain(value: object) -> object:

@@ -30,7 +30,7 @@ class Split(StrEnum):
     HELD_OUT = "held_out"
 
 
-class EnvironmentFailure(Exception):
+class EnvironmentFailure(Exception):  # noqa: N818 (an outcome upstream, not a bug)
     """The environment or its sandbox broke: it says nothing about the policy."""
 
 
@@ -116,7 +116,7 @@ def boundary(where: str) -> Iterator[None]:
         raise EnvironmentFailure(f"{where} raised {line[:300]}") from error
 
 
-async def _call_hook(environment: object, name: str, default: object) -> Any:
+async def _call_hook(environment: object, name: str, default: object) -> object:
     hook = getattr(environment, name, None)
     if hook is None:
         return default
@@ -124,6 +124,6 @@ async def _call_hook(environment: object, name: str, default: object) -> Any:
         return await _resolve(hook())
 
 
-async def _resolve(value: Any) -> Any:
+async def _resolve(value: object) -> object:
     """Await what an async method returned; pass on what a sync one did."""
     return await value if inspect.isawaitable(value) else value

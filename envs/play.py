@@ -5,8 +5,6 @@ use it; a model's episodes come from the agent loop of `rollout`, which drives e
 the same functions.
 """
 
-from collections.abc import Mapping
-
 from envs.environment import (
     EnvironmentFailure,
     EnvironmentSpec,
@@ -17,7 +15,7 @@ from envs.environment import (
     start_episode,
 )
 from envs.episode import Episode, StopReason
-from envs.messages import JsonValue, Message, Role
+from envs.messages import Message, Role
 from envs.task import Task
 from envs.tools import call_tool
 
@@ -45,32 +43,44 @@ async def play(
         The episode. Where the environment broke, it stops with ENVIRONMENT_ERROR and says why.
     """
     messages: list[Message] = []
-    artifacts: Mapping[str, JsonValue] = {}
-    environment, error = None, None
     try:
         environment, opening = await start_episode(spec, task)
         messages.append(Message(role=Role.USER, text=opening))
-        stop = StopReason.MAX_TURNS
-        for _ in range(max_turns):
-            action = policy(messages)
-            messages.append(action)
-            if not action.tool_calls:
-                stop = StopReason.UNPARSABLE
-                break
-            for call in action.tool_calls:
-                reply = await call_tool(
-                    environment, call, tool_timeout_seconds, max_tool_characters
-                )
-                messages.append(Message(role=Role.TOOL, text=reply, tool_name=call.name))
-                if await is_done(environment):
+        try:
+            stop = StopReason.MAX_TURNS
+            for _ in range(max_turns):
+                action = policy(messages)
+                messages.append(action)
+                if not action.tool_calls:
+                    stop = StopReason.UNPARSABLE
                     break
-            if await is_done(environment):
-                stop = StopReason.FINISHED
-                break
-        artifacts = await collect_artifacts(environment)
-    except EnvironmentFailure as failure:
-        stop, error = StopReason.ENVIRONMENT_ERROR, str(failure)
-    finally:
-        if environment is not None:
+                messages += await _answer(
+                    environment, action, tool_timeout_seconds, max_tool_characters
+                )
+                if await is_done(environment):
+                    stop = StopReason.FINISHED
+                    break
+            artifacts = await collect_artifacts(environment)
+        finally:
             await end_episode(environment)
-    return Episode(task=task, messages=tuple(messages), stop=stop, artifacts=artifacts, error=error)
+    except EnvironmentFailure as failure:
+        return Episode(
+            task=task,
+            messages=tuple(messages),
+            stop=StopReason.ENVIRONMENT_ERROR,
+            error=str(failure),
+        )
+    return Episode(task=task, messages=tuple(messages), stop=stop, artifacts=artifacts)
+
+
+async def _answer(
+    environment: object, action: Message, timeout_seconds: float, max_characters: int
+) -> list[Message]:
+    """Carry out the calls of one policy message, up to the one that ends the episode."""
+    replies = []
+    for call in action.tool_calls:
+        text = await call_tool(environment, call, timeout_seconds, max_characters)
+        replies.append(Message(role=Role.TOOL, text=text, tool_name=call.name))
+        if await is_done(environment):
+            break
+    return replies

@@ -9,7 +9,6 @@ import importlib
 import importlib.metadata
 import sys
 from pathlib import Path
-from typing import Any
 
 from envs.environment import EnvironmentSpec
 
@@ -27,11 +26,12 @@ def load_environment(name: str) -> EnvironmentSpec:
     """
     spec = load_named("environment", ENTRY_POINTS, name)
     if not isinstance(spec, EnvironmentSpec):
-        raise ValueError(f"environment {name!r} is a {type(spec).__name__}, no EnvironmentSpec")
+        kind = type(spec).__name__
+        raise ValueError(f"environment {name!r} is a {kind}, no EnvironmentSpec")  # noqa: TRY004
     return spec
 
 
-def load_named(kind: str, group: str, name: str) -> Any:
+def load_named(kind: str, group: str, name: str) -> object:
     """Load what an entry point or a dotted path leads to.
 
     Args:

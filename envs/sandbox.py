@@ -16,8 +16,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -66,15 +66,16 @@ class SandboxResult:
 
 _BOOTSTRAP = """
 import os, resource, sys
-for name, value in zip(("CPU", "AS", "NPROC", "FSIZE", "NOFILE", "CORE"), map(int, sys.argv[1:])):
-    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
-os.write(1, b"ready\\n")
+status, *limits = map(int, sys.argv[1:])
+for name, value in zip(("CPU", "AS", "NPROC", "FSIZE", "NOFILE", "CORE"), limits):
+    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value + (name == "CPU")))
+os.write(status, b"ready")
+os.closerange(3, 1024)
 os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
 program = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
 sys.argv[1:] = []
 exec(compile(program, "program", "exec"), {"__name__": "__main__"})
 """
-_READY = b"ready\n"
 
 
 async def run_python(
@@ -96,19 +97,23 @@ async def run_python(
     limits = limits or SandboxLimits()
     text = program.encode("utf-8", "replace")
     source = b"%d\n%s%s" % (len(text), text, stdin.encode("utf-8", "replace"))
-    argv = [*_command(), *_arguments(limits)]
+    launcher = _find_launcher()
     async with _slots():
         started = time.monotonic()
-        with _memory_file(source) as stdin_file, _memory_file() as out, _memory_file() as err:
-            exit_code = await _run(argv, (stdin_file, out, err), limits.wall_seconds)
-            stdout = os.pread(out, len(_READY) + limits.max_output_bytes, 0)
-            complaint = os.pread(err, 2000, 0).decode("utf-8", "replace").strip()
+        with ExitStack() as stack:
+            files = [stack.enter_context(_memory_file(content)) for content in (source, b"", b"")]
+            # The program never holds this one: it cannot pretend that the sandbox failed.
+            status = stack.enter_context(_memory_file())
+            exit_code = await _run(launcher, limits, files, status)
+            stdout = os.pread(files[1], limits.max_output_bytes, 0)
+            complaint = os.pread(files[2], 2000, 0).decode("utf-8", "replace").strip()
+            is_started = bool(os.pread(status, 1, 0))
         seconds = time.monotonic() - started
-    if not stdout.startswith(_READY):
+    if not is_started:
         reason = complaint.splitlines()[-1] if complaint else f"no start within {seconds:.1f} s"
         raise SandboxError(f"the sandbox did not start: {reason}")
     return SandboxResult(
-        stdout=stdout[len(_READY) :],
+        stdout=stdout,
         exit_code=128 + signal.SIGKILL if exit_code is None else exit_code,
         timed_out=exit_code is None or exit_code == 128 + signal.SIGXCPU,
         truncated=len(stdout) >= limits.max_output_bytes,
@@ -116,7 +121,9 @@ async def run_python(
     )
 
 
-async def _run(argv: list[str], files: tuple[int, int, int], wall_seconds: float) -> int | None:
+async def _run(
+    launcher: "_Launcher", limits: SandboxLimits, files: Sequence[int], status: int
+) -> int | None:
     """Run a command to its end; None where the wall clock ran out and it was killed.
 
     The three standard files are memory, not pipes: the kernel enforces the output limit on them,
@@ -124,7 +131,15 @@ async def _run(argv: list[str], files: tuple[int, int, int], wall_seconds: float
     """
     stdin, stdout, stderr = files
     try:
-        process = subprocess.Popen(argv, stdin=stdin, stdout=stdout, stderr=stderr, cwd="/")  # noqa: ASYNC220
+        process = subprocess.Popen(
+            [*launcher.command, str(status), *_arguments(limits)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            cwd="/",
+            env=dict(launcher.environment),
+            pass_fds=(status, *launcher.open_files),
+        )
     except OSError as error:
         raise SandboxError(f"the sandbox did not start: {error}") from error
     loop = asyncio.get_running_loop()
@@ -132,7 +147,7 @@ async def _run(argv: list[str], files: tuple[int, int, int], wall_seconds: float
     ended = loop.create_future()
     loop.add_reader(handle, lambda: ended.done() or ended.set_result(None))
     try:
-        async with asyncio.timeout(wall_seconds):
+        async with asyncio.timeout(limits.wall_seconds):
             await ended
     except TimeoutError:
         return None
@@ -177,24 +192,44 @@ def _arguments(limits: SandboxLimits) -> list[str]:
     return [str(number) for number in numbers]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Launcher:
+    """How a sandbox is started: the command up to the bootstrap's arguments, and what it needs."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    """Of bubblewrap itself; the program gets none."""
+    open_files: tuple[int, ...]
+    """Files that `command` and `environment` name by number."""
+
+
 @lru_cache(maxsize=1)
-def _command() -> tuple[str, ...]:
-    """Build the command up to the bootstrap's arguments.
+def _find_launcher() -> _Launcher:
+    """Find out how to start sandboxes on this machine.
 
     Raises:
         SandboxError: bubblewrap, or an interpreter that the sandbox's user can read, is missing.
     """
     interpreter, folders = _find_interpreter()
-    command = [*_drop_root(), str(_find_bubblewrap()), "--unshare-all", "--unshare-user"]
+    bubblewrap, open_files, environment = _find_bubblewrap(), (), {}
+    if not _is_open_to_all(bubblewrap):
+        # Installed in root's own folder, where the stand-in cannot go: the binary and the folder
+        # of its library are named by number instead of by path.
+        library = bubblewrap.parents[1].with_suffix(".libs")
+        open_files = (os.open(bubblewrap, os.O_RDONLY), os.open(library, os.O_RDONLY))
+        bubblewrap, library = (Path(f"/proc/self/fd/{number}") for number in open_files)
+        environment = {"LD_LIBRARY_PATH": str(library)}
+    command = [*_drop_root(), str(bubblewrap), "--unshare-all", "--unshare-user"]
     command += ["--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     command += ["--clearenv", "--uid", NOBODY, "--gid", NOBODY, "--proc", "/proc", "--dev", "/dev"]
-    command += ["--size", str(16 << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]  # noqa: S108
+    command += ["--size", str(16 << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]
     for folder in folders:
         if folder.is_symlink():
             command += ["--symlink", str(folder.readlink()), str(folder)]
         elif folder.exists():
             command += ["--ro-bind", str(folder), str(folder)]
-    return (*command, str(interpreter), "-I", "-S", "-c", _BOOTSTRAP)
+    command += [str(interpreter), "-I", "-S", "-c", _BOOTSTRAP]
+    return _Launcher(command=tuple(command), environment=environment, open_files=open_files)
 
 
 def _drop_root() -> list[str]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 TITLE_WEIGHT = 20.0
 """How much more a word counts in a title than in a text."""
-STOP_WORDS = frozenset(
-    (
-        "a an and are as at be by do does for from has have how in is it its of on or that the "
-        "then there this to was were what when where which who with"
-    ).split()
-)
+_STOP_WORDS = """
+a an and are as at be by do does for from has have how in is it its of on or that the then there
+this to was were what when where which who with
+"""
+STOP_WORDS = frozenset(_STOP_WORDS.split())
+"""Words that say nothing about what is looked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

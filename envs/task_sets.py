@@ -9,12 +9,13 @@ import difflib
 import hashlib
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from envs.config import EnvironmentConfig
-from envs.environment import Split
+from envs.environment import EnvironmentSpec, Split
+from envs.messages import JsonValue
 from envs.registry import load_environment
 from envs.task import Task
 
@@ -54,15 +55,31 @@ def load_tasks(name: str, environment: EnvironmentConfig, split: Split) -> list[
         tasks = [task for task in read_tasks(Path(source)) if split_of(task.id) is split]
     else:
         source = f"environment {spec.name!r}"
-        try:
-            inspect.signature(spec.tasks).bind(split, **environment.options)
-        except TypeError as error:
-            raise ValueError(f"environments.{name}.options: {error}") from None
-        tasks = list(spec.tasks(split, **environment.options))
+        tasks = make_tasks(spec, split, environment.options)
     if not tasks:
         raise ValueError(f"{source} has no {split} tasks (the split is by hash of the id)")
     _check_unique(source, tasks)
     return tasks
+
+
+def make_tasks(
+    spec: EnvironmentSpec, split: Split, options: Mapping[str, JsonValue] | None = None
+) -> list[Task]:
+    """Let an environment make its own tasks.
+
+    Raises:
+        ValueError: one line: its generator takes no such option, or it raised.
+    """
+    options = options or {}
+    try:
+        inspect.signature(spec.tasks).bind(split, **options)
+    except TypeError as error:
+        raise ValueError(f"environment {spec.name!r}: options: {error}") from None
+    try:
+        return list(spec.tasks(split, **options))
+    except Exception as error:  # foreign code: it may raise anything
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"environment {spec.name!r}: its tasks cannot be made: {line}") from error
 
 
 def read_tasks(path: Path) -> list[Task]:
@@ -91,12 +108,13 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 def _parse_task(line: str) -> Task:
+    # Whatever is wrong here is what a user wrote: ValueError, also where it is of another type.
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
     if not isinstance(record, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 (a user's input, not a bug)
+        raise ValueError("not a JSON object")  # noqa: TRY004
     fields = {field.name: field for field in dataclasses.fields(Task)}
     for name in record:
         if name not in fields:
@@ -105,7 +123,7 @@ def _parse_task(line: str) -> Task:
             raise ValueError(f"unknown field {name!r}{hint}")
     for name in ("id", "environment", "grader"):
         if not isinstance(record.get(name), str):
-            raise ValueError(f"field {name!r} is missing or no text")
+            raise ValueError(f"field {name!r} is missing or no text")  # noqa: TRY004
     _check_types(record)
     return Task(**record)
 
@@ -113,10 +131,10 @@ def _parse_task(line: str) -> Task:
 def _check_types(record: dict[str, Any]) -> None:
     for name in ("data", "reference"):
         if not isinstance(record.get(name, {}), dict):
-            raise ValueError(f"field {name!r} is no JSON object")
+            raise ValueError(f"field {name!r} is no JSON object")  # noqa: TRY004
     seed = record.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError("field 'seed' is no integer")
+        raise ValueError("field 'seed' is no integer")  # noqa: TRY004
 
 
 def _check_unique(source: str, tasks: Sequence[Task]) -> None:

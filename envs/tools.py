@@ -18,7 +18,7 @@ from envs.messages import JsonValue, ToolCall, ToolParameter, ToolSpec
 __all__ = ["ToolError", "call_tool", "parse_arguments", "tool_specs"]
 
 RESERVED_NAMES = frozenset(
-    "reset done artifacts close step reward get_reward snapshot restore".split()
+    ("reset", "done", "artifacts", "close", "step", "reward", "get_reward", "snapshot", "restore")
 )
 """Methods for the trainer's side of an environment: never tools."""
 
@@ -114,11 +114,8 @@ async def call_tool(
     Raises:
         EnvironmentFailure: the tool raised anything but `ToolError`, or returned no text.
     """
-    specs = {spec.name: spec for spec in tool_specs(environment)}
     try:
-        if call.name not in specs:
-            raise ToolError(f"no tool {call.name[:40]!r}; there are: {', '.join(specs)}")
-        _validate(specs[call.name], call.arguments)
+        _check_call(tool_specs(environment), call)
         reply = await _run(environment, call, timeout_seconds)
     except ToolError as error:
         reply = f"error: {error}"
@@ -130,7 +127,15 @@ async def call_tool(
     return reply
 
 
-async def _run(environment: object, call: ToolCall, timeout_seconds: float) -> Any:
+def _check_call(specs: Sequence[ToolSpec], call: ToolCall) -> None:
+    """Raise `ToolError` where no tool fits the call."""
+    tools = {spec.name: spec for spec in specs}
+    if call.name not in tools:
+        raise ToolError(f"no tool {call.name[:40]!r}; there are: {', '.join(tools)}")
+    _validate(tools[call.name], call.arguments)
+
+
+async def _run(environment: object, call: ToolCall, timeout_seconds: float) -> object:
     """Run a validated call: an async method here, a sync one in a thread."""
     method = getattr(environment, call.name)
     work = (
@@ -145,7 +150,7 @@ async def _run(environment: object, call: ToolCall, timeout_seconds: float) -> A
         raise ToolError(f"{call.name} took longer than {timeout_seconds:g} s") from None
 
 
-async def _guard(where: str, work: Awaitable[Any]) -> Any:
+async def _guard(where: str, work: Awaitable[object]) -> object:
     """Await foreign code; only `ToolError` passes, all else is the environment's failure."""
     with boundary(where):
         try:
@@ -172,7 +177,7 @@ def _describe(name: str, method: types.FunctionType) -> ToolSpec:
     return ToolSpec(name=name, description=description, parameters=tuple(parameters))
 
 
-def _json_type(where: str, hint: Any) -> str:
+def _json_type(where: str, hint: object) -> str:
     if get_origin(hint) in (Union, types.UnionType):
         options = [option for option in get_args(hint) if option is not type(None)]
         hint = options[0] if len(options) == 1 else hint

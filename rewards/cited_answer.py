@@ -52,7 +52,9 @@ def is_stated(value: str, text: str) -> bool:
 
 def _as_number(text: str) -> float | None:
     """Read a plain decimal number; None where the text is anything else."""
-    return float(text) if re.fullmatch(r"\s*[-+]?\d{1,18}(\.\d{1,18})?\s*", text, re.ASCII) else None
+    return (
+        float(text) if re.fullmatch(r"\s*[-+]?\d{1,18}(\.\d{1,18})?\s*", text, re.ASCII) else None
+    )
 
 
 def _normalize(text: str) -> str:

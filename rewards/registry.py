@@ -19,5 +19,6 @@ def load_grader(name: str) -> Grader:
     """
     grader = load_named("grader", ENTRY_POINTS, name)
     if not callable(grader):
-        raise ValueError(f"grader {name!r} is a {type(grader).__name__}, no function")
+        kind = type(grader).__name__
+        raise ValueError(f"grader {name!r} is a {kind}, no function")  # noqa: TRY004
     return cast("Grader", grader)
