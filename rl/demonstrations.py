@@ -8,6 +8,7 @@ too: the experts are deliberately imperfect, and reinforcement learning is left 
 import asyncio
 import dataclasses
 import json
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from envs.task import Task
 from envs.task_sets import load_tasks
 from envs.tools import tool_specs
 from rl.config import RunConfig
-from rl.progress import Progress
 from rollout.seeds import derive_seed
+
+logger = logging.getLogger(__name__)
 
 NUM_PARALLEL = 4
 """Episodes played at once: enough to keep two cores busy while a sandbox starts."""
@@ -43,7 +45,7 @@ class Demonstration:
 
 
 def play_demonstrations(
-    config: RunConfig, split: Split, progress: Progress, cache: Path | None = None
+    config: RunConfig, split: Split, cache: Path | None = None
 ) -> list[Demonstration]:
     """Let the experts play the tasks of a split, in every environment of the configuration.
 
@@ -51,7 +53,6 @@ def play_demonstrations(
         config: `warm_start.demonstrations_per_environment` episodes are played on the train split,
             `HELD_OUT_SHARE` of that on the held-out one; tasks repeat where they are fewer.
         split: Which tasks.
-        progress: Is told how many episodes are played.
         cache: Folder of earlier demonstrations. A file there is read instead of playing, so that
             a rerun with another learning rate starts at once; what is played is written there.
             Delete it after a change of an environment: only names, seeds and counts are compared.
@@ -68,15 +69,15 @@ def play_demonstrations(
     demonstrations: list[Demonstration] = []
     for name, environment in config.environments.items():
         spec = load_environment(environment.use or name)
-        tools = tool_specs(spec.environment)
+        tools = tool_specs(spec.environment())
         path = cache / f"{name}-{split}-{count}-seed{config.run.seed}.jsonl" if cache else None
         if path is not None and path.is_file():
             episodes = list(_read(path))
-            progress.stage(f"{len(episodes)} demonstrations read from {path}")
+            logger.info("%s: %d demonstrations read from %s", name, len(episodes), path)
         else:
             tasks = list(_choose_tasks(name, environment, split, count, config.run.seed))
             player = _Player(name, spec, environment, config.rollout.max_turns)
-            episodes = asyncio.run(player.play_all(tasks, progress))
+            episodes = asyncio.run(player.play_all(tasks))
             if path is not None:
                 _write(path, episodes)
         demonstrations += [
@@ -111,9 +112,7 @@ class _Player:
         self._environment = environment
         self._max_turns = max_turns
 
-    async def play_all(
-        self, tasks: Sequence[tuple[Task, int]], progress: Progress
-    ) -> list[Episode]:
+    async def play_all(self, tasks: Sequence[tuple[Task, int]]) -> list[Episode]:
         """Play every task, `NUM_PARALLEL` at a time, and keep the order of the tasks."""
         episodes: dict[int, Episode] = {}
         waiting = iter(enumerate(tasks))
@@ -121,7 +120,8 @@ class _Player:
         async def work() -> None:
             for index, (task, seed) in waiting:
                 episodes[index] = await self._play(task, seed)
-                progress.count(f"{self._name}: demonstrations", len(episodes), len(tasks))
+                if len(episodes) % max(1, len(tasks) // 10) == 0:
+                    logger.info("%s: played %d of %d", self._name, len(episodes), len(tasks))
 
         await asyncio.gather(*(work() for _ in range(NUM_PARALLEL)))
         return [episodes[index] for index in range(len(tasks))]

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 import transformers
 from trl.trainer.sft_config import SFTConfig
@@ -30,10 +31,9 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from envs.environment import Split
 from model import checkpoint, presets
-from model.hybrid import HybridConfig, HybridForCausalLM
+from model.hybrid import HybridForCausalLM, build_model
 from rl.config import RunConfig, WarmStartSection
 from rl.demonstrations import Demonstration, play_demonstrations
-from rl.progress import Progress
 from rollout.renderer import demonstration_texts, demonstration_tokens
 from rollout.tokenizer import END, FILE_NAME, PAD, Tokenizer
 
@@ -77,16 +77,13 @@ class WarmStartReport:
     """Share of the policy's tokens that are the most likely one, on held-out tasks."""
 
 
-def warm_start(
-    config: RunConfig, progress: Progress, demonstrations_folder: Path | None = None
-) -> WarmStartReport:
+def warm_start(config: RunConfig, demonstrations_folder: Path | None = None) -> WarmStartReport:
     """Build `config.model.preset`, train it on demonstrations, and write `config.model.checkpoint`.
 
     The result depends on the configuration and its seed alone (on one machine and thread count).
 
     Args:
         config: Sections `warm_start`, `model`, `environments`, `run.seed`, `rollout.max_turns`.
-        progress: Is told what goes on.
         demonstrations_folder: Kept demonstrations; see `cache` of `play_demonstrations`.
 
     Returns:
@@ -98,18 +95,14 @@ def warm_start(
     """
     section = config.warm_start
     torch.set_num_threads(section.threads)
-    train = play_demonstrations(config, Split.TRAIN, progress, demonstrations_folder)
-    held_out = play_demonstrations(config, Split.HELD_OUT, progress, demonstrations_folder)
+    train = play_demonstrations(config, Split.TRAIN, demonstrations_folder)
+    held_out = play_demonstrations(config, Split.HELD_OUT, demonstrations_folder)
     tokenizer = train_tokenizer(train, section.vocabulary_size)
     train_rows = tokenize(train, tokenizer, config.rollout.max_tokens)
     held_out_rows = tokenize(held_out, tokenizer, config.rollout.max_tokens)
 
-    torch.manual_seed(config.run.seed)
-    model = HybridForCausalLM(
-        HybridConfig.from_model_config(
-            presets.get_preset(config.model.preset, section.vocabulary_size)
-        )
-    )
+    shape = presets.get_preset(config.model.preset, section.vocabulary_size)
+    model = build_model(shape, seed=config.run.seed)
     started = time.monotonic()
     trainer = build_trainer(model, tokenizer, train_rows, held_out_rows, section, config.run.seed)
     num_updates = trainer.train().global_step
@@ -186,11 +179,8 @@ def tokenize(
                 f"demonstration of {demonstration.episode.task.id!r} has {len(token_ids)} tokens, "
                 f"more than rollout.max_tokens = {max_tokens}: raise it, or shorten the texts"
             )
-        labels = [
-            token if is_policy else IGNORED
-            for token, is_policy in zip(token_ids, mask, strict=True)
-        ]
-        rows.append({"input_ids": list(token_ids), "labels": labels})
+        labels = np.where(mask, token_ids, IGNORED)
+        rows.append({"input_ids": token_ids.tolist(), "labels": labels.tolist()})
     return rows
 
 

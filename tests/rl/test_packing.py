@@ -1,5 +1,6 @@
 """Packing and batches: no token is lost, moved to another sequence, or given another's values."""
 
+import itertools
 from collections import Counter
 
 import numpy as np
@@ -34,7 +35,7 @@ def unpack(batch):
     """Every token of a batch with all that belongs to it."""
     for micro_batch in batch.micro_batches:
         bounds = micro_batch.cu_seqlens.tolist()
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for start, stop in itertools.pairwise(bounds):
             for t in range(start, stop):
                 yield (
                     int(micro_batch.token_ids[t]),
