@@ -27,7 +27,7 @@ class GroupRunner:
     Worked example:
 
         runner = GroupRunner(engine, tokenizer, environments, config, seed=0)
-        group = await runner.run_group(task, group_size=8, round=0)
+        group = await runner.run_group(task, group_size=8, round_index=0)
     """
 
     def __init__(
@@ -62,13 +62,13 @@ class GroupRunner:
         # First come, first served: groups asked for first finish first.
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
 
-    async def run_group(self, task: Task, group_size: int, round: int) -> Group:  # noqa: A002
+    async def run_group(self, task: Task, group_size: int, round_index: int) -> Group:
         """Play a group of siblings.
 
         Args:
             task: What each of them attempts.
             group_size: Siblings.
-            round: How often the run planned the task before.
+            round_index: How often the run planned the task before.
 
         Raises:
             ValueError: the task names no environment of the run, or its opening is too long.
@@ -78,14 +78,14 @@ class GroupRunner:
             Attempt(
                 task=task,
                 sibling=sibling,
-                round=round,
+                round=round_index,
                 run_seed=self._seed,
                 temperature=self._config.temperature,
             )
             for sibling in range(group_size)
         ]
         trajectories = await gather([self._play(attempt) for attempt in attempts])
-        return Group(id=f"{task.id}@{round}", task=task, trajectories=tuple(trajectories))
+        return Group(id=f"{task.id}@{round_index}", task=task, trajectories=tuple(trajectories))
 
     async def attempt(self, task: Task, temperature: float) -> Trajectory:
         """Play one evaluation episode; the same weights and seed sample the same."""

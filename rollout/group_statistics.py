@@ -74,8 +74,8 @@ def summarize(groups: Iterable[Group]) -> GroupStatistics:
         },
         mean_reward={name: float(np.mean(scores)) for name, scores in scored.items()},
         num_scored={name: len(scores) for name, scores in rewards.items()},
-        invalid=Counter(outcome.reason for outcome in invalid),
-        stops=Counter(str(trajectory.episode.stop) for trajectory in trajectories),
+        invalid=dict(Counter(outcome.reason for outcome in invalid)),
+        stops=dict(Counter(str(trajectory.episode.stop) for trajectory in trajectories)),
         sampled_tokens=sum(trajectory.num_sampled for trajectory in trajectories),
         total_tokens=sum(
             trajectory.num_tokens for trajectory in trajectories if trajectory.computed_tokens

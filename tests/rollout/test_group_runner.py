@@ -70,7 +70,7 @@ async def test_an_engine_failure_comes_out_as_it_is_and_nothing_stays_open(monke
         return STOP
 
     engine = ScriptedEngine(script, seconds_per_turn=0.01)
-    with pytest.raises(EngineError, match="^gone$"):
+    with pytest.raises(EngineError, match=r"^gone$"):
         await make_runner(engine, monkeypatch).run_group(TASK, 4, 0)
     assert not engine.open_sessions
 
