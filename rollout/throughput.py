@@ -174,7 +174,7 @@ def _call_of_length(tokenizer: Tokenizer, length: int) -> list[int]:
     num_digits = length - len(head) - 1
     if num_digits < 1:
         raise ValueError(f"a call does not fit into {length} tokens")
-    return [*head, *tokenizer.encode("1" * num_digits), tokenizer.end_id]
+    return [*head, *tokenizer.encode("1" * length)[:num_digits], tokenizer.end_id]
 
 
 class _DictatingEngine:

@@ -11,7 +11,6 @@ import logging
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +91,7 @@ def _group_to_record(group: Group) -> Record:
     return {
         "schema": SCHEMA_VERSION,
         "id": group.id,
-        "task": asdict(group.task),
+        "task": _task_to_record(group.task),
         "trajectories": [_trajectory_to_record(member) for member in group.trajectories],
     }
 
@@ -101,6 +100,17 @@ def _group_from_record(record: Record) -> Group:
     task = Task(**record["task"])
     trajectories = tuple(_trajectory_from_record(member, task) for member in record["trajectories"])
     return Group(id=record["id"], task=task, trajectories=trajectories)
+
+
+def _task_to_record(task: Task) -> Record:
+    return {
+        "id": task.id,
+        "environment": task.environment,
+        "grader": task.grader,
+        "data": dict(task.data),
+        "reference": dict(task.reference),
+        "seed": task.seed,
+    }
 
 
 def _trajectory_to_record(trajectory: Trajectory) -> Record:
@@ -112,9 +122,7 @@ def _trajectory_to_record(trajectory: Trajectory) -> Record:
         "artifacts": dict(episode.artifacts),
         "error": episode.error,
         "outcome": _outcome_to_record(trajectory.outcome),
-        "turns": [
-            {**asdict(turn), "action": _message_to_record(turn.action)} for turn in trajectory.turns
-        ],
+        "turns": [_turn_to_record(turn) for turn in trajectory.turns],
         "segments": [_segment_to_record(segment) for segment in trajectory.segments],
         "computed_tokens": trajectory.computed_tokens,
         "publish_recomputed_tokens": trajectory.publish_recomputed_tokens,
@@ -129,25 +137,31 @@ def _trajectory_from_record(record: Record, task: Task) -> Trajectory:
         artifacts=record["artifacts"],
         error=record["error"],
     )
-    turns = tuple(
-        Turn(
-            **{
-                **turn,
-                "action": _message_from_record(turn["action"]),
-                "span": _span_from_record(turn["span"]),
-            }
-        )
-        for turn in record["turns"]
-    )
     return Trajectory(
         id=record["id"],
         episode=episode,
         segments=tuple(_segment_from_record(segment) for segment in record["segments"]),
-        turns=turns,
+        turns=tuple(_turn_from_record(turn) for turn in record["turns"]),
         outcome=_outcome_from_record(record["outcome"]),
         computed_tokens=record["computed_tokens"],
         publish_recomputed_tokens=record["publish_recomputed_tokens"],
     )
+
+
+def _turn_to_record(turn: Turn) -> Record:
+    return {
+        "index": turn.index,
+        "action": _message_to_record(turn.action),
+        "span": _span_to_record(turn.span),
+        "segment": turn.segment,
+        "finish": turn.finish,
+        "seconds": turn.seconds,
+    }
+
+
+def _turn_from_record(record: Record) -> Turn:
+    action, span = _message_from_record(record["action"]), _span_from_record(record["span"])
+    return Turn(**{**record, "action": action, "span": span})
 
 
 def _message_to_record(message: Message) -> Record:
@@ -173,7 +187,7 @@ def _message_from_record(record: Mapping[str, Any]) -> Message:
 def _outcome_to_record(outcome: Outcome) -> Record:
     if isinstance(outcome, Scored):
         return {"value": outcome.value, "parts": dict(outcome.parts)}
-    return asdict(outcome)
+    return {"reason": outcome.reason, "blame": outcome.blame, "detail": outcome.detail}
 
 
 def _outcome_from_record(record: Record) -> Outcome:
@@ -185,7 +199,7 @@ def _outcome_from_record(record: Record) -> Outcome:
 def _segment_to_record(segment: Segment) -> Record:
     return {
         "token_ids": _array_to_record(segment.token_ids),
-        "spans": [asdict(span) for span in segment.spans],
+        "spans": [_span_to_record(span) for span in segment.spans],
         "behavior_logprobs": _array_to_record(segment.behavior_logprobs),
         "expert_ids": None if segment.expert_ids is None else _array_to_record(segment.expert_ids),
     }
@@ -201,8 +215,15 @@ def _segment_from_record(record: Record) -> Segment:
     )
 
 
-def _span_from_record(record: Record) -> TokenSpan:
-    return TokenSpan(**{**record, "source": Source(record["source"])})
+def _span_to_record(span: TokenSpan) -> list[Any]:
+    return [span.start, span.stop, span.source, span.turn, span.policy_version]
+
+
+def _span_from_record(record: list[Any]) -> TokenSpan:
+    start, stop, source, turn, policy_version = record
+    return TokenSpan(
+        start=start, stop=stop, source=Source(source), turn=turn, policy_version=policy_version
+    )
 
 
 def _array_to_record(array: np.ndarray) -> Record:

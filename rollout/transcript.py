@@ -5,6 +5,7 @@ Takes rendered pieces and the engine's generations; returns a `Segment` when the
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Int16
@@ -45,20 +46,28 @@ class Transcript:
             The span of the whole turn, of the version that sampled its first token; None where
             nothing was sampled.
         """
+        num_sampled = len(generation.token_ids)
+        if num_sampled == 0:
+            return None
         start = len(self)
         # A log-softmax in float32 may round to a hair above zero.
-        logprobs = np.minimum(generation.logprobs, 0.0).tolist()
-        token_ids, versions = generation.token_ids.tolist(), generation.versions.tolist()
-        for token_id, logprob, version in zip(token_ids, logprobs, versions, strict=True):
-            self._append([token_id], [logprob], Source.POLICY, turn, version)
-        if len(self) == start:
-            return None
+        logprobs = np.minimum(generation.logprobs, 0.0)
+        changes = np.flatnonzero(np.diff(generation.versions)) + 1
+        edges = [0, *changes.tolist(), num_sampled]
+        for first, last in pairwise(edges):
+            self._append(
+                generation.token_ids[first:last].tolist(),
+                logprobs[first:last].tolist(),
+                Source.POLICY,
+                turn,
+                int(generation.versions[first]),
+            )
         return TokenSpan(
             start=start,
             stop=len(self),
             source=Source.POLICY,
             turn=turn,
-            policy_version=versions[0],
+            policy_version=int(generation.versions[0]),
         )
 
     def to_segment(self, expert_ids: Int16[np.ndarray, "T L A"] | None = None) -> Segment:

@@ -26,5 +26,5 @@ async def test_both_sides_hold_the_same_conversations():
 
 
 async def test_a_context_too_small_for_the_conversations_is_one_clear_line():
-    with pytest.raises(ValueError, match=r"rollout\.max_tokens = 110 is too small"):
-        await measure(ScriptedEngine(babble), TOKENIZER, PLAN, RolloutConfig(max_tokens=110))
+    with pytest.raises(ValueError, match=r"rollout\.max_tokens = 90 is too small"):
+        await measure(ScriptedEngine(babble), TOKENIZER, PLAN, RolloutConfig(max_tokens=90))
