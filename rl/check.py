@@ -1,7 +1,7 @@
 """Is a run sound before it costs anything? Takes a configuration, returns findings.
 
 `check_ready` looks at what a run needs to start at all: checkpoint, tasks, graders, context,
-memory, Ray. `check_run` also plays the environments against their contract (envs/check.py).
+memory, Ray. `check_run` also plays the environments against their contract (rewards/check.py).
 Neither loads torch.
 """
 
@@ -18,6 +18,7 @@ from envs.registry import load_environment
 from envs.task import Task
 from envs.task_sets import load_tasks
 from envs.tools import tool_specs
+from rewards.check import check_rewards
 from rewards.registry import load_grader
 from rl.checkpoint_files import check_checkpoint
 from rl.config import RunConfig
@@ -70,8 +71,12 @@ def check_run(config: RunConfig, num_tasks: int = 4) -> list[Finding]:
         config: a validated configuration.
         num_tasks: tasks per environment that are played against the contract.
     """
-    del num_tasks
-    return check_ready(config)
+    findings = check_ready(config)
+    if any(finding.verdict is Verdict.ERROR for finding in findings):
+        return findings  # the contract of an environment that does not load says nothing
+    for name, section in config.environments.items():
+        findings += _check_contract(name, section, num_tasks)
+    return findings
 
 
 def check_ready(config: RunConfig) -> list[Finding]:
@@ -154,6 +159,23 @@ def _check_tasks(
     yield _try(subject, look)
     if tasks and tokenizer is not None:
         yield _try(subject, lambda: asyncio.run(_check_openings(tasks, tokenizer, max_tokens)))
+
+
+def _check_contract(name: str, section: EnvironmentConfig, num_tasks: int) -> list[Finding]:
+    spec = load_environment(section.use or name)
+    broken = asyncio.run(check_rewards(spec, section.options, num_tasks))
+    subject = f"environments.{name}"
+    if not broken:
+        text = f"keeps the contract in {num_tasks} tasks of each split"
+        return [Finding(subject=subject, text=text)]
+    return [
+        Finding(
+            subject=subject,
+            text=f"not so: {finding.rule} ({finding.detail})",
+            verdict=Verdict.ERROR,
+        )
+        for finding in broken
+    ]
 
 
 async def _check_openings(tasks: Sequence[Task], tokenizer: Tokenizer, max_tokens: int) -> str:

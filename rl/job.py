@@ -6,6 +6,7 @@ engines start, before anything is recorded, takes the folder away again.
 """
 
 import math
+import time
 import traceback
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -99,7 +100,7 @@ def collect(
     with _open_job(config, sources) as (run, progress):
         from rl.collect import collect as collect_groups
 
-        groups = _finish(collect_groups(config, num_groups, progress))
+        groups = _finish(collect_groups(config, num_groups, progress, run.engine_logs))
         run.record_collection(groups)
     return CollectionResult(folder=run.folder, groups=tuple(groups))
 
@@ -125,16 +126,11 @@ def evaluate(
     require_ready(config)
     with _open_job(config, sources) as (run, progress):
         from rl.evaluate import evaluate as evaluate_checkpoint
+        from rl.step_record import evaluation_metrics
 
-        evaluation = _finish(evaluate_checkpoint(config, progress, chosen))
-        metrics = {
-            f"rewards/held_out_pass_at_1/{name}": _finite_or_none(rate)
-            for name, rate in evaluation.pass_at_1.items()
-        }
-        metrics |= {
-            f"rewards/held_out_invalid/{reason}": count
-            for reason, count in evaluation.invalid.items()
-        }
+        started = time.monotonic()
+        evaluation = _finish(evaluate_checkpoint(config, progress, chosen, run.engine_logs))
+        metrics = evaluation_metrics(evaluation, time.monotonic() - started)
         progress.evaluation(0, metrics)
         run.record_evaluation(0, metrics, evaluation.trajectories)
     return EvaluationResult(

@@ -9,6 +9,7 @@
         checkpoints/        step-0024/ and so on: Hugging Face folders
         summary.json        how the run ended, and its result
         log.txt             the log, with the traceback of a failure
+        logs/               logs of the engines and their actors
 
 Takes what the loop hands over after each step, returns nothing: `limosa show`, `export` and `eval`
 read the folder.
@@ -172,6 +173,11 @@ class Run:
     def trajectories_folder(self) -> Path:
         """Folder of the recorded trajectories."""
         return self.folder / "trajectories"
+
+    @property
+    def engine_logs(self) -> Path:
+        """Folder of the logs of engines and actors."""
+        return self.folder / "logs"
 
     def checkpoint_folder(self, step: int) -> Path:
         """Folder for the weights after `step` updates; the caller writes it."""

@@ -108,7 +108,11 @@ class Echo:
         return f"say {word}"
 
     def say(self, text: str) -> str:
-        \"\"\"Say something.\"\"\"
+        \"\"\"Say something.
+
+        Args:
+            text: What is said.
+        \"\"\"
         self.said = text
         return "heard"
 

@@ -16,6 +16,23 @@ def test_a_sound_run_has_findings_and_no_error(work_folder):
     assert "train tasks" in said
     assert "held_out tasks" in said
     assert "openings have at most" in said
+    assert "keeps the contract in 4 tasks" in said
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ("text: What is said.", "", "each parameter is described under Args"),
+        ("float(said ==", "float(said !=", "a policy that calls no tool scores 0"),
+        ('return "heard"', "return str(id(self))", "the same actions give the same replies"),
+        ("self.said = text", "raise RuntimeError", "the environment does not break"),
+    ],
+)
+def test_an_environment_that_breaks_its_contract_is_found(work_folder, good, bad, said):
+    world = work_folder / "echo_world.py"
+    assert good in world.read_text()
+    world.write_text(world.read_text().replace(good, bad))
+    assert said in errors(check_run(load_config("run.toml")))[0][1]
 
 
 def test_every_error_is_found_not_only_the_first(work_folder):
