@@ -3,8 +3,6 @@
 Takes a configuration and engines that hold some weights, returns pass@1 per environment.
 """
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,30 +10,36 @@ from pathlib import Path
 from envs.environment import Split
 from envs.task import Task
 from envs.task_sets import load_tasks
+from rl.collect import start_collector
 from rl.config import RunConfig
+from rl.episode_scores import Scores
 from rl.progress import Progress
-from rl.rollout_start import start_collector
 from rollout.collector import Collector
 from rollout.seeds import derive_seed
 from rollout.trajectory import Trajectory
-
-FULL_SCORE = 1.0
-"""An episode passes with this score and no less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The outcome of one evaluation."""
 
-    pass_at_1: Mapping[str, float]
-    """Share of the scored episodes with full score, by environment; nan where none is scored."""
-    standard_error: Mapping[str, float]
-    """Binomial standard error of `pass_at_1`."""
-    num_scored: Mapping[str, int]
-    """Episodes with a score, by environment."""
-    invalid: Mapping[str, int]
-    """Episodes without a score, by reason: they are in no pass rate."""
+    scores: Scores
     trajectories: tuple[Trajectory, ...]
+
+    @property
+    def pass_at_1(self) -> Mapping[str, float]:
+        """Share of the scored episodes with full score, by environment; nan: none is scored."""
+        return self.scores.pass_rate
+
+    @property
+    def standard_error(self) -> Mapping[str, float]:
+        """Binomial standard error of `pass_at_1`."""
+        return self.scores.standard_error
+
+    @property
+    def invalid(self) -> Mapping[str, int]:
+        """Episodes without a score, by reason: they are in no pass rate."""
+        return self.scores.invalid
 
 
 def held_out_tasks(config: RunConfig) -> dict[str, list[Task]]:
@@ -47,17 +51,12 @@ def held_out_tasks(config: RunConfig) -> dict[str, list[Task]]:
     Raises:
         ValueError: an environment has no held-out task, or its task file is bad.
     """
-    return {
-        name: _choose(name, load_tasks(name, environment, Split.HELD_OUT), config)
-        for name, environment in config.environments.items()
-    }
-
-
-def _choose(name: str, tasks: Sequence[Task], config: RunConfig) -> list[Task]:
-    if not tasks:
-        raise ValueError(f"environment {name!r} has no held-out task")
-    order = sorted(tasks, key=lambda task: derive_seed("held-out", task.id))
-    return order[: config.evaluate.tasks_per_environment]
+    chosen: dict[str, list[Task]] = {}
+    for name, environment in config.environments.items():
+        tasks = load_tasks(name, environment, Split.HELD_OUT)
+        tasks.sort(key=lambda task: derive_seed("held-out", task.id))
+        chosen[name] = tasks[: config.evaluate.tasks_per_environment]
+    return chosen
 
 
 async def evaluate_policy(
@@ -71,47 +70,31 @@ async def evaluate_policy(
         temperature: Of the sampling.
     """
     everything = [task for chosen in tasks.values() for task in chosen]
-    trajectories = await collector.evaluate(everything, temperature)
     names = [name for name, chosen in tasks.items() for _ in chosen]
-    return summarize_evaluation(list(zip(names, trajectories, strict=True)))
-
-
-def summarize_evaluation(attempts: Sequence[tuple[str, Trajectory]]) -> Evaluation:
-    """Compute the pass rates of attempts, each with the name of its environment."""
-    passes: dict[str, list[bool]] = {name: [] for name, _ in attempts}
-    for name, trajectory in attempts:
-        if trajectory.reward is not None:
-            passes[name].append(trajectory.reward >= FULL_SCORE)
-    rates = {name: sum(each) / len(each) if each else math.nan for name, each in passes.items()}
-    invalid = Counter(t.invalid.reason for _, t in attempts if t.invalid is not None)
+    trajectories = await collector.evaluate(everything, temperature)
     return Evaluation(
-        pass_at_1=rates,
-        standard_error={
-            name: math.sqrt(rates[name] * (1 - rates[name]) / len(each)) if each else math.nan
-            for name, each in passes.items()
-        },
-        num_scored={name: len(each) for name, each in passes.items()},
-        invalid=invalid,
-        trajectories=tuple(trajectory for _, trajectory in attempts),
+        scores=Scores.of(list(zip(names, trajectories, strict=True))),
+        trajectories=tuple(trajectories),
     )
 
 
 async def evaluate(
-    config: RunConfig, progress: Progress, checkpoint: Path | None = None
+    config: RunConfig, progress: Progress, checkpoint: Path, log_folder: Path
 ) -> Evaluation:
     """Start engines on a checkpoint, evaluate it, and end them: `limosa eval`.
 
     Args:
         config: Which environments, tasks and engines.
         progress: Is told what goes on.
-        checkpoint: Folder of the weights; None: the configuration's.
+        checkpoint: Folder of the weights.
+        log_folder: Where engines and actors write their logs.
 
     Raises:
         ValueError: the checkpoint, an environment or a task file is bad.
-        EngineError: the engines do not start.
+        EngineError: the engines do not start, or one fails.
     """
     tasks = held_out_tasks(config)
     progress.stage("starting the engines")
-    async with start_collector(config, checkpoint or config.model.checkpoint) as collector:
+    async with start_collector(config, checkpoint, log_folder) as collector:
         progress.stage(f"evaluating {sum(map(len, tasks.values()))} held-out tasks")
         return await evaluate_policy(collector, tasks, config.evaluate.temperature)

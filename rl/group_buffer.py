@@ -29,6 +29,8 @@ from rollout.trajectory import Group
 class PlannedGroup:
     """A group that is to be collected."""
 
+    environment: str
+    """The environment's key in the configuration."""
     task: Task
     round: int
     """How often the task was planned before: keeps the sampling seeds of its groups apart."""
@@ -71,7 +73,7 @@ def plan_groups(
             order = list(tasks[name])
             random.Random(derive_seed("plan", seed, name, round_)).shuffle(order)
             orders[name, round_] = order
-        plan.append(PlannedGroup(task=orders[name, round_][place], round=round_))
+        plan.append(PlannedGroup(environment=name, task=orders[name, round_][place], round=round_))
         counts[name] += 1
     return plan
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rl.config import PublishSection
 from rl.learner import Learner
 from rollout.collector import Collector
 from rollout.weight_update import PublishError, PublishReceipt, WeightManifest, write_weights
@@ -27,10 +28,15 @@ class Publication:
     """Conversations whose state the engines compute anew under the new weights."""
 
 
-async def publish(learner: Learner, collector: Collector) -> Publication:
+async def publish(learner: Learner, collector: Collector, section: PublishSection) -> Publication:
     """Send the learner's current weights to all engines and check every answer.
 
     Running conversations go on: the engines take the weights between two of their steps.
+
+    Args:
+        learner: Its current version is sent.
+        collector: With engines up.
+        section: Whether running conversations are computed anew under the new weights.
 
     Raises:
         PublishError: shared memory is full, an engine did not take the weights, or it holds
@@ -39,7 +45,7 @@ async def publish(learner: Learner, collector: Collector) -> Publication:
     started = time.monotonic()
     manifest = write_weights(learner.weights(), learner.version)
     try:
-        receipts = await collector.publish(manifest)
+        receipts = await collector.publish(manifest, recompute_running=section.recompute_running)
     finally:
         manifest.remove()
     check_receipts(manifest, receipts, collector.num_engines)

@@ -16,7 +16,7 @@ def make_tasks(environment, count):
     ]
 
 
-PLAN = [PlannedGroup(task=task, round=0) for task in make_tasks("toy", 8)]
+PLAN = [PlannedGroup(environment="toy", task=task, round=0) for task in make_tasks("toy", 8)]
 
 
 class FakeCollector:
