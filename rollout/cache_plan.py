@@ -1,12 +1,15 @@
 """How much cache a rollout needs: known before an engine starts, so that it can be said in a line.
 
 The engine's cache is made of pages of one size. An MLA layer stores the latent of each token twice
-(as key and as value); a KDA layer stores one page per conversation, however long it is.
+(as key and as value); KDA layers that stand together store one page per conversation, however long
+it is.
 """
 
+import math
 from dataclasses import dataclass
 
 from model.config import ModelConfig
+from model.vllm_plugin.cache_shape import kda_spans, page_shapes
 from rollout.config import RolloutConfig
 
 BYTES = 4
@@ -45,20 +48,18 @@ def plan_cache(shape: ModelConfig, config: RolloutConfig) -> CachePlan:
         shape: Of the model.
         config: Conversations at once, and their length.
     """
-    heads, width = shape.num_attention_heads, shape.kda_head_dim
-    tail = (shape.short_conv_kernel_size - 1) * 3 * heads * width
-    state_bytes = BYTES * (tail + heads * width * width)
+    tails, memories = page_shapes(shape)
+    state_bytes = BYTES * (math.prod(tails) + math.prod(memories))
     token_bytes = BYTES * 2 * shape.latent_width
     tokens = BLOCK_STEP * -(-state_bytes // (BLOCK_STEP * token_bytes))
-    num_global = len(shape.full_attn_layers)
-    num_linear = shape.num_hidden_layers - num_global
-    group = min(num_global, num_linear) or num_global
-    groups_linear, groups_global = -(-num_linear // group), -(-num_global // group)
+    num_global, num_spans = len(shape.full_attn_layers), len(kda_spans(shape))
+    pool = min(num_global, num_spans)
+    groups_states, groups_latents = -(-num_spans // pool), -(-num_global // pool)
     return CachePlan(
         tokens_per_page=tokens,
         page_bytes=tokens * token_bytes,
-        layers_per_pool=group,
-        pages_per_request=groups_linear + groups_global * -(-context_tokens(config) // tokens),
+        layers_per_pool=pool,
+        pages_per_request=groups_states + groups_latents * -(-context_tokens(config) // tokens),
         num_requests=config.max_concurrent_episodes + SCORING_SLOTS,
     )
 

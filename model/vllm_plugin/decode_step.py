@@ -1,35 +1,90 @@
-"""One token for each of B conversations through a KDA layer's mixing, states updated in place."""
+"""One token for each of B conversations through the delta rule, their memories updated in place.
 
+`kernels.delta_attention.delta_attention_step` is the specification. It works on copies of the
+memories, and gathering and scattering them is most of what a decode step of a small model costs;
+the compiled loop here reads and writes the engine's cache where it lies.
+"""
+
+import math
+
+import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numba import njit
 from torch import Tensor
 
 from kernels.delta_attention import delta_attention_step
-from model.delta_layer import KDALayer
 
 
 def decode_step(
-    layer: KDALayer,
-    qkv: Float[Tensor, "B 3*H*K"],
+    q: Float[Tensor, "B H K"],
+    k: Float[Tensor, "B H K"],
+    v: Float[Tensor, "B H V"],
     g: Float[Tensor, "B H K"],
     beta: Float[Tensor, "B H"],
-    tails: Float[Tensor, "N width-1 3*H*K"],
-    states: Float[Tensor, "N H K V"],
+    memories: Float[Tensor, "N H K V"],
     slots: Int[Tensor, " B"],
 ) -> Float[Tensor, "B H V"]:
-    """Advance the conversations whose states lie at `slots`.
+    """Advance the conversations whose memories lie at `slots` by one token each.
 
     Args:
-        layer: Its convolution and activation are used.
-        qkv: Projections of the new tokens.
+        q: Queries, normalised to unit length.
+        k: Keys, normalised to unit length.
+        v: Values.
         g: Log-decays, nats.
         beta: Write strengths.
-        tails: Convolution tails of all pages; those at `slots` are replaced.
-        states: Memories of all pages; those at `slots` are replaced.
-        slots: Page of each conversation.
+        memories: Of all pages; those at `slots` are replaced. Rows may lie apart in memory.
+        slots: Page of each conversation, all different.
     """
-    tail = tails[slots]
-    q, k, v = (x.squeeze(1) for x in layer.activate(qkv.unsqueeze(1), tail))
-    output, states[slots] = delta_attention_step(q, k, v, g, beta, states[slots])
-    tails[slots] = torch.cat([tail[:, 1:], qkv.unsqueeze(1)], dim=1)
+    if memories.device.type != "cpu":
+        output, memories[slots] = delta_attention_step(q, k, v, g, beta, memories[slots])
+        return output
+    assert memories[0].is_contiguous()
+    storage = torch.empty(0, dtype=memories.dtype).set_(memories.untyped_storage())
+    starts = slots * memories.stride(0) + memories.storage_offset()
+    output = torch.empty_like(v, memory_format=torch.contiguous_format)
+    arrays = [x.contiguous().numpy() for x in (q, k, v, g.exp(), beta, starts)]
+    _advance(*arrays, storage.numpy(), output.numpy())  # pyright: ignore[reportCallIssue]  eight
     return output
+
+
+@njit(cache=True, fastmath=True)
+def _advance(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    decay: np.ndarray,
+    beta: np.ndarray,
+    starts: np.ndarray,
+    storage: np.ndarray,
+    output: np.ndarray,
+) -> None:
+    """Run the recurrence of `kernels.delta_attention` on memories at `starts` in `storage` [*]."""
+    num_sequences, num_heads, key_width = k.shape
+    value_width = v.shape[2]
+    scale = np.float32(1.0 / math.sqrt(key_width))
+    correction = np.empty(value_width, np.float32)
+    for b in range(num_sequences):
+        for h in range(num_heads):
+            start = starts[b] + h * key_width * value_width
+            read = output[b, h]
+            read[:] = 0.0
+            correction[:] = 0.0
+            for i in range(key_width):
+                row = storage[start + i * value_width : start + (i + 1) * value_width]
+                kept = decay[b, h, i]
+                key = k[b, h, i]
+                for j in range(value_width):
+                    forgotten = row[j] * kept
+                    row[j] = forgotten
+                    correction[j] += key * forgotten
+            for j in range(value_width):
+                correction[j] = beta[b, h] * (v[b, h, j] - correction[j])
+            for i in range(key_width):
+                row = storage[start + i * value_width : start + (i + 1) * value_width]
+                key = k[b, h, i]
+                query = q[b, h, i] * scale
+                for j in range(value_width):
+                    corrected = row[j] + key * correction[j]
+                    row[j] = corrected
+                    read[j] += query * corrected

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.mamba.mamba_utils import MambaStateCopyFuncCalculator
+from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 
 from model.config import ModelConfig
 from model.decoder import Decoder
+from model.vllm_plugin.cache_shape import page_shapes
 from model.vllm_plugin.recording import Recorder
-from model.vllm_plugin.state_mixer import StateMixer, state_shapes
+from model.vllm_plugin.state_mixer import StateMixer
 from model.vllm_plugin.workarounds import apply_workarounds
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ class VllmDecoder(nn.Module, HasInnerState, IsHybrid):
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[Any, ...]:
-        """Shapes of one request's state in a KDA layer."""
-        return state_shapes(_shape_of(vllm_config))
+        """Shapes of the largest page of states."""
+        return page_shapes(_shape_of(vllm_config))
 
     @classmethod
     def get_mamba_state_dtype_from_config(
@@ -56,8 +57,8 @@ class VllmDecoder(nn.Module, HasInnerState, IsHybrid):
 
     @classmethod
     def get_mamba_state_copy_func(cls) -> tuple[Any, ...]:
-        """How vLLM copies the two parts between pages."""
-        return MambaStateCopyFuncCalculator.kda_state_copy_func()
+        """How vLLM copies the two parts between pages: whole."""
+        return get_temporal_copy_spec, get_temporal_copy_spec
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """Embed tokens [T] to [T, D]."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from vllm.config import CacheConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.mamba.abstract import MambaBase
@@ -31,12 +31,13 @@ from model.config import ModelConfig
 from model.delta_layer import KDALayer
 from model.mixer import PackedMixer
 from model.mla_layer import MLALayer
+from model.vllm_plugin.cache_shape import kda_spans, state_shapes
 from model.vllm_plugin.decode_step import decode_step
 
 
 @dataclass(frozen=True, slots=True)
 class StateMetadata:
-    """Where the requests of one forward keep their state, for one group of KDA layers."""
+    """Where the requests of one forward keep their state."""
 
     slots: Int[Tensor, " B"]
     """Cache page of each request, int64."""
@@ -117,12 +118,18 @@ class StateBackend(AttentionBackend):
         return True
 
 
-class DeltaState(nn.Module, MambaBase):
-    """Cached state of one KDA layer: the convolution's last inputs and the memory."""
+class DeltaStates(nn.Module, MambaBase):
+    """Cached states of neighbouring KDA layers: one page per conversation holds them all.
 
-    def __init__(self, config: ModelConfig, vllm_config: VllmConfig, prefix: str) -> None:
+    vLLM keeps books per kind of layer and position between the attention layers, and its scheduler
+    pays for each: KDA layers that stand together are one layer to it.
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_layers: int, vllm_config: VllmConfig, prefix: str
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.shapes = state_shapes(config, num_layers)
         self.prefix = prefix
         self.kv_cache = (torch.empty(0), torch.empty(0))
         # vLLM allocates a cache for, and binds it to, whatever is registered here.
@@ -134,8 +141,8 @@ class DeltaState(nn.Module, MambaBase):
         return MambaAttentionBackendEnum.GDN_ATTN
 
     def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of one request's state, see `state_shapes`."""
-        return state_shapes(self.config)
+        """Shapes of one conversation's states."""
+        return self.shapes
 
     def get_state_dtype(self) -> tuple[torch.dtype, ...]:
         """Both float32."""
@@ -145,12 +152,10 @@ class DeltaState(nn.Module, MambaBase):
         """Our own: vLLM's needs GPU kernels."""
         return StateBackend
 
-
-def state_shapes(config: ModelConfig) -> tuple[tuple[int, int], tuple[int, int, int]]:
-    """Shapes of a KDA layer's state: convolution tail [width-1, 3*H*K] and memory [H, K, V]."""
-    heads, width = config.num_attention_heads, config.kda_head_dim
-    tail = (config.short_conv_kernel_size - 1, 3 * heads * width)
-    return tail, (heads, width, width)
+    def clear(self, slots: Int[Tensor, " F"]) -> None:
+        """Zero the pages of conversations that begin."""
+        for part in self.kv_cache:
+            part[slots] = 0.0
 
 
 class StateMixer:
@@ -164,23 +169,21 @@ class StateMixer:
             vllm_config: vLLM's configuration: sizes of the cache, and where layers register.
             prefix: Put before the layers' names.
         """
-        cache_config: CacheConfig = vllm_config.cache_config
-        self.deltas: dict[int, DeltaState] = {}
+        self.places: dict[int, tuple[DeltaStates, int]] = {}
+        """KDA layer to its cache and its place in there."""
         self.attentions: dict[int, Attention] = {}
-        for layer in range(config.num_hidden_layers):
-            name = f"{prefix}.layers.{layer}.mixer"
-            if config.is_full_attention(layer):
-                width = config.qk_nope_head_dim + config.qk_rope_head_dim
-                self.attentions[layer] = Attention(
-                    config.num_attention_heads,
-                    config.latent_width,
-                    scale=width**-0.5,
-                    num_kv_heads=1,
-                    cache_config=cache_config,
-                    prefix=name,
-                )
-            else:
-                self.deltas[layer] = DeltaState(config, vllm_config, name)
+        for span in kda_spans(config):
+            states = DeltaStates(config, len(span), vllm_config, f"{prefix}.layers.{span[0]}.state")
+            self.places.update({layer: (states, place) for place, layer in enumerate(span)})
+        for number in config.full_attn_layers:
+            self.attentions[number - 1] = Attention(
+                config.num_attention_heads,
+                config.latent_width,
+                scale=(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5,
+                num_kv_heads=1,
+                cache_config=vllm_config.cache_config,
+                prefix=f"{prefix}.layers.{number - 1}.attention",
+            )
 
     def delta(
         self,
@@ -190,25 +193,31 @@ class StateMixer:
         beta: Float[Tensor, "T H"],
     ) -> Float[Tensor, "T H V"]:
         """See `Mixer`."""
-        cache = self.deltas[layer.layer]
-        output = torch.zeros_like(g)
+        states, place = self.places[layer.layer]
         metadata = get_forward_context().attn_metadata
         if metadata is None:  # vLLM measures memory with a batch that has no requests
-            return output
+            return torch.zeros_like(g)
         assert isinstance(metadata, dict)
-        batch: StateMetadata = metadata[cache.prefix]  # pyright: ignore[reportAssignmentType]  ours
-        tails, states = cache.kv_cache
-        if len(batch.fresh):
-            tails[batch.fresh] = 0.0
-            states[batch.fresh] = 0.0
+        batch: StateMetadata = metadata[states.prefix]  # pyright: ignore[reportAssignmentType]  ours
+        if place == 0 and len(batch.fresh):
+            states.clear(batch.fresh)
+        tails, memories = (part[:, place] for part in states.kv_cache)
+        outputs = []
         if batch.num_decodes:
             rows = slice(0, batch.num_decodes)
             slots = batch.slots[rows]
-            output[rows] = decode_step(layer, qkv[rows], g[rows], beta[rows], tails, states, slots)
+            tail, new = tails[slots], qkv[rows].unsqueeze(1)
+            q, k, v = (x.squeeze(1) for x in layer.activate(new, tail))
+            outputs.append(decode_step(q, k, v, g[rows], beta[rows], memories, slots))
+            tails[slots] = torch.cat([tail[:, 1:], new], dim=1)
         if batch.prefills is not None:
             rows = slice(batch.num_decodes, batch.num_tokens)
-            output[rows] = _prefill(layer, qkv[rows], g[rows], beta[rows], cache.kv_cache, batch)
-        return output
+            outputs.append(
+                _prefill(layer, qkv[rows], g[rows], beta[rows], (tails, memories), batch)
+            )
+        if batch.num_tokens < len(qkv):  # vLLM may pad a batch
+            outputs.append(torch.zeros_like(g[batch.num_tokens :]))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def latent_attention(
         self,
@@ -226,19 +235,17 @@ def _prefill(
     qkv: Float[Tensor, "T 3*H*K"],
     g: Float[Tensor, "T H K"],
     beta: Float[Tensor, "T H"],
-    cache: tuple[Tensor, ...],
+    cache: tuple[Float[Tensor, "N width-1 3*H*K"], Float[Tensor, "N H K V"]],
     batch: StateMetadata,
 ) -> Float[Tensor, "T H V"]:
     """Scan the prefills from their cached state, and cache the state after their last token."""
     assert batch.prefills is not None
-    tails, states = cache
+    tails, memories = cache
     slots = batch.slots[batch.num_decodes :]
-    tail = tails[slots]
-    padded = batch.prefills.pad(qkv)
-    q, k, v = layer.activate(padded, tail)
     pad = batch.prefills.pad
-    output, state = delta_attention(q, k, v, pad(g), pad(beta), states[slots])
-    states[slots] = state
+    tail, padded = tails[slots], pad(qkv)
+    q, k, v = layer.activate(padded, tail)
+    output, memories[slots] = delta_attention(q, k, v, pad(g), pad(beta), memories[slots])
     # The inputs at positions length .. length + width - 2 of [tail, padded] are the last ones.
     last = batch.prefill_lengths[:, None] + torch.arange(tail.shape[1])
     inputs = torch.cat([tail, padded], dim=1)

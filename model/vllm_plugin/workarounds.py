@@ -30,13 +30,13 @@ def copy_whole_pages() -> None:
     comes first, so the rest of the attention block stays stale. Largest views first mends it.
     Ends when the function compares extents, not addresses.
     """
-    original = gpu_model_runner.copy_kv_cache_blocks_inplace
+    original = gpu_model_runner.copy_kv_cache_blocks_inplace  # pyright: ignore[reportPrivateImportUsage]
 
     def largest_first(caches: Iterable[torch.Tensor], num_blocks: int, copies: Any) -> None:  # noqa: ANN401  vLLM's type
         by_size = sorted(caches, key=lambda cache: -cache[0].numel() * cache.element_size())
         original(by_size, num_blocks, copies)
 
-    gpu_model_runner.copy_kv_cache_blocks_inplace = largest_first
+    gpu_model_runner.copy_kv_cache_blocks_inplace = largest_first  # pyright: ignore[reportPrivateImportUsage]
 
 
 def keep_seeds_through_chunked_prompts() -> None:
@@ -67,7 +67,7 @@ def seed_every_turn() -> None:
             state.generator = torch.Generator().manual_seed(parameters.seed)
         return state
 
-    GPUModelRunner._update_streaming_request = seeded
+    GPUModelRunner._update_streaming_request = seeded  # pyright: ignore[reportAttributeAccessIssue]  names differ
 
 
 def _without_discarded_seeds(method: Callable[..., Any]) -> Callable[..., Any]:
