@@ -1,10 +1,13 @@
 """The six folders are the six packages, and nobody else's."""
 
+import ast
 import importlib
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -72,6 +75,30 @@ def test_every_dependency_is_pinned_in_the_lock():
     pinned = {line.partition("==")[0].lower() for line in lines if "==" in line[1:]}
     names = {name.split(">")[0].split("=")[0].lower() for name in wanted}
     assert names - pinned - {"torch"} == set()
+
+
+def test_every_package_that_the_sources_import_is_a_declared_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    declared = {re.split(r"[<>=]", name)[0] for name in wanted}
+    imported = set()
+    for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    foreign = imported - sys.stdlib_module_names - set(PACKAGES)
+    owners = importlib.metadata.packages_distributions()
+    assert {name: owners[name] for name in foreign if not declared & set(owners[name])} == {}
+
+
+def test_the_wheel_holds_the_six_packages_and_nothing_else(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
 
 
 def test_the_environment_holds_what_the_lock_says():
