@@ -4,7 +4,7 @@ One episode (`>` is the policy):
 
     code f(xs): keep numbers above 4, then add 3, return the sum
     > write(def f(xs): return sum(x + 3 for x in xs if x > 4))    saved
-    > run_tests()                                1 of 3 passed; f([4, 7]) = 10, not 17
+    > run_tests()                                0 of 3 passed; f([4, 7]) = 10, not 17
     > write(def f(xs): return sum(x + 3 for x in xs if x >= 4))   saved
     > submit()                                                    submitted
 
@@ -15,15 +15,14 @@ Only the tests tell. Hidden tests decide the reward (`rewards/hidden_tests.py`).
 import random
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 
-from envs.environment import EnvironmentFailure, EnvironmentSpec, Expert, Split, ToolError
+from envs.environment import EnvironmentSpec, Expert, Split, ToolError
 from envs.function_calls import call_function, is_same_value
 from envs.messages import JsonValue, Message, Role, ToolCall
-from envs.sandbox import SandboxError
 from envs.task import Task
 from envs.task_sets import hash_fraction, split_of
 
@@ -36,15 +35,49 @@ NUM_HIDDEN_TESTS = 12
 MAX_CODE_CHARACTERS = 2000
 MAX_REPLY_CHARACTERS = 80
 
+NUMBERS: tuple[Number, ...] = (*range(13), *range(13), *(whole + 0.5 for whole in range(12)))
+"""What inputs are drawn from: 0 to 12, whole numbers more often than halves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """What happens to each number that is kept."""
+
+    phrase: str
+    expression: str
+    function: Callable[[Number, int], Number]
+    constants: range = range(1)
+    """Values of `k`; only 0 where there is none."""
+
+
 OPERATIONS = {
-    "add": ("add {k}", "x + {k}", range(1, 10)),
-    "subtract": ("subtract {k}", "x - {k}", range(1, 10)),
-    "subtract_from": ("subtract from {k}", "{k} - x", range(1, 10)),
-    "multiply": ("multiply by {k}", "x * {k}", range(2, 10)),
-    "square": ("square", "x * x", range(1)),
-    "negate": ("negate", "-x", range(1)),
+    "add": Operation(
+        phrase="add {k}",
+        expression="x + {k}",
+        function=lambda x, k: x + k,
+        constants=range(1, 10),
+    ),
+    "subtract": Operation(
+        phrase="subtract {k}",
+        expression="x - {k}",
+        function=lambda x, k: x - k,
+        constants=range(1, 10),
+    ),
+    "subtract_from": Operation(
+        phrase="subtract from {k}",
+        expression="{k} - x",
+        function=lambda x, k: k - x,
+        constants=range(1, 10),
+    ),
+    "multiply": Operation(
+        phrase="multiply by {k}",
+        expression="x * {k}",
+        function=lambda x, k: x * k,
+        constants=range(2, 10),
+    ),
+    "square": Operation(phrase="square", expression="x * x", function=lambda x, _: x * x),
+    "negate": Operation(phrase="negate", expression="-x", function=lambda x, _: -x),
 }
-"""Name: what the description says, the expression, and the values of its constant `k`."""
 RESULTS = {
     "sum": ("the sum", "sum({0})"),
     "list": ("a list", "list({0})"),
@@ -83,20 +116,22 @@ class Rule:
 
     def describe(self) -> str:
         """Say it as a person would, leaving open what happens at the threshold itself."""
-        operation = OPERATIONS[self.operation][0].format(k=self.constant)
+        operation = OPERATIONS[self.operation].phrase.format(k=self.constant)
         result = RESULTS[self.result][0]
         return f"keep numbers {self.side} {self.threshold}, then {operation}, return {result}"
 
     def write(self, *, is_inclusive: bool) -> str:
         """Write it as a Python function."""
         sign = {"above": ">", "below": "<"}[self.side] + ("=" if is_inclusive else "")
-        expression = OPERATIONS[self.operation][1].format(k=self.constant)
+        expression = OPERATIONS[self.operation].expression.format(k=self.constant)
         numbers = f"{expression} for x in xs if x {sign} {self.threshold}"
         return f"def f(xs): return {RESULTS[self.result][1].format(numbers)}"
 
     def apply(self, numbers: Sequence[Number], *, is_inclusive: bool) -> JsonValue:
         """Compute it, without running any text."""
-        mapped = [self._map(x) for x in numbers if self.keeps(x, is_inclusive=is_inclusive)]
+        kept = [x for x in numbers if self.keeps(x, is_inclusive=is_inclusive)]
+        function = OPERATIONS[self.operation].function
+        mapped = [function(x, self.constant) for x in kept]
         if self.result == "sum":
             return sum(mapped)
         if self.result == "first":
@@ -109,24 +144,13 @@ class Rule:
             return is_inclusive
         return x > self.threshold if self.side == "above" else x < self.threshold
 
-    def _map(self, x: Number) -> Number:
-        k = self.constant
-        return {
-            "add": x + k,
-            "subtract": x - k,
-            "subtract_from": k - x,
-            "multiply": x * k,
-            "square": x * x,
-            "negate": -x,
-        }[self.operation]
-
 
 def list_rules() -> Iterator[Rule]:
     """List every rule whose two readings are two functions."""
     for side, threshold, operation, result in product(
         ("above", "below"), range(1, 10), OPERATIONS, RESULTS
     ):
-        for constant in OPERATIONS[operation][2]:
+        for constant in OPERATIONS[operation].constants:
             # A boundary that is mapped to 0 does not change a sum.
             is_zero = operation.startswith("subtract") and constant == threshold
             if not (is_zero and result == "sum"):
@@ -139,19 +163,14 @@ def list_rules() -> Iterator[Rule]:
                 )
 
 
+@lru_cache
 def make_tasks(split: Split) -> Sequence[Task]:
     """Make the tasks of a split, one per rule, in a fixed order."""
-    return _all_tasks()[split]
+    rules = ((f"code_tests/{rule.key}", rule) for rule in list_rules())
+    return tuple(_make_task(key, rule) for key, rule in rules if split_of(key) is split)
 
 
-@lru_cache(maxsize=1)
-def _all_tasks() -> dict[Split, tuple[Task, ...]]:
-    tasks = [_make_task(rule) for rule in list_rules()]
-    return {split: tuple(task for task in tasks if split_of(task.id) is split) for split in Split}
-
-
-def _make_task(rule: Rule) -> Task:
-    task_id = f"code_tests/{rule.key}"
+def _make_task(task_id: str, rule: Rule) -> Task:
     is_inclusive = hash_fraction(f"reading of {task_id}") < INCLUSIVE_SHARE
     seed = int(hash_fraction(f"seed of {task_id}") * 2**31)
     source = random.Random(seed)
@@ -178,24 +197,22 @@ def _make_task(rule: Rule) -> Task:
 
 
 def _draw_input(rule: Rule, source: random.Random, length: int) -> list[Number]:
-    """Draw numbers in 0..12, some of them halves: the boundary, one that is kept, and others."""
-    numbers: list[Number] = [rule.threshold, _kept_number(rule, source)]
-    numbers += [_draw_number(source) for _ in range(length - 2)]
-    source.shuffle(numbers)
-    return numbers
+    """Draw numbers in a random order: the boundary, one that is kept, and others.
+
+    They are drawn again until the two readings of the rule give two results.
+    """
+    while True:
+        numbers: list[Number] = [rule.threshold, _kept_number(rule, source)]
+        numbers += source.choices(NUMBERS, k=length - 2)
+        source.shuffle(numbers)
+        strict, inclusive = (rule.apply(numbers, is_inclusive=reading) for reading in (False, True))
+        if strict != inclusive:
+            return numbers
 
 
 def _kept_number(rule: Rule, source: random.Random) -> Number:
     """Draw a number that both readings keep, so that no result is empty."""
-    while True:
-        number = _draw_number(source)
-        if rule.keeps(number, is_inclusive=False):
-            return number
-
-
-def _draw_number(source: random.Random) -> Number:
-    whole = source.randint(0, 12)
-    return whole + 0.5 if whole < 12 and source.random() < 0.3 else whole
+    return source.choice([x for x in NUMBERS if rule.keeps(x, is_inclusive=False)])
 
 
 class CodeTests:
@@ -228,10 +245,7 @@ class CodeTests:
         if not self._code:
             raise ToolError("nothing is written")
         inputs = [xs for xs, _ in self._public_tests]
-        try:
-            results = await call_function(self._code, "f", inputs)
-        except SandboxError as error:
-            raise EnvironmentFailure(str(error)) from error
+        results = await call_function(self._code, "f", inputs)
         failures = [
             f"f({xs}) = {result.error or result.value}, not {expected}"
             for (xs, expected), result in zip(self._public_tests, results, strict=True)

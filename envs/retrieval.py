@@ -116,15 +116,11 @@ def list_questions() -> Iterator[Question]:
                     yield question
 
 
+@lru_cache
 def make_tasks(split: Split) -> Sequence[Task]:
     """Make the tasks of a split, one per question, in a fixed order."""
-    return _all_tasks()[split]
-
-
-@lru_cache(maxsize=1)
-def _all_tasks() -> dict[Split, tuple[Task, ...]]:
-    tasks = [_make_task(question) for question in list_questions()]
-    return {split: tuple(task for task in tasks if split_of(task.id) is split) for split in Split}
+    tasks = map(_make_task, list_questions())
+    return tuple(task for task in tasks if split_of(task.id) is split)
 
 
 def _make_task(question: Question) -> Task:

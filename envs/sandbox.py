@@ -228,6 +228,7 @@ def _find_launcher() -> _Launcher:
             command += ["--symlink", str(folder.readlink()), str(folder)]
         elif folder.exists():
             command += ["--ro-bind", str(folder), str(folder)]
+    command += ["--remount-ro", "/dev", "--remount-ro", "/"]  # only /tmp, of bounded size, is left
     command += [str(interpreter), "-I", "-S", "-c", _BOOTSTRAP]
     return _Launcher(command=tuple(command), environment=environment, open_files=open_files)
 

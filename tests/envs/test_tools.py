@@ -1,0 +1,212 @@
+"""Tools: schemas from signatures, arguments from texts, replies from calls."""
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from envs.environment import EnvironmentFailure
+from envs.messages import ToolCall
+from envs.tools import ToolError, call_tool, parse_arguments, tool_specs
+
+
+class Shop:
+    """An environment with tools of every kind."""
+
+    limit = 3
+
+    def reset(self):
+        return "welcome"
+
+    def done(self):
+        return False
+
+    def close(self):
+        pass
+
+    def step(self):
+        """Never a tool: a reserved name."""
+
+    def get_reward(self):
+        """Never a tool: a reserved name."""
+
+    def _price(self, item):
+        return len(item)
+
+    def buy(self, item: str, count: int, note: str | None = None) -> str:
+        """Buy something.
+
+        Args:
+            item: What to buy,
+                by its name.
+            count: How many.
+            note: For the seller.
+        """
+        return f"{count} {item}{note or ''}"
+
+    async def weigh(self, mass: float, exact: bool = False) -> str:
+        """Weigh something."""
+        return f"{mass} {exact}"
+
+    def pack(self, items: list[str], options: dict[str, int]) -> str:
+        return " ".join(items) + str(options)
+
+    def refuse(self) -> str:
+        raise ToolError("closed on Sundays")
+
+    def crash(self) -> str:
+        raise KeyError("till")
+
+    async def give_up(self) -> str:
+        raise TimeoutError("the till did not answer")
+
+    async def wait(self) -> str:
+        await asyncio.sleep(30)
+        return "done"
+
+    def block(self) -> str:
+        time.sleep(0.3)
+        return "done"
+
+    def count(self) -> int:
+        return 3
+
+    def shout(self) -> str:
+        return "x" * 5000
+
+
+SPECS = {spec.name: spec for spec in tool_specs(Shop)}
+
+
+async def call(name, timeout_seconds=5.0, max_characters=2000, **arguments):
+    call = ToolCall(name=name, arguments=arguments)
+    return await call_tool(Shop(), call, timeout_seconds, max_characters)
+
+
+def test_public_methods_are_tools_in_the_order_they_are_written():
+    assert list(SPECS) == [
+        "buy",
+        "weigh",
+        "pack",
+        "refuse",
+        "crash",
+        "give_up",
+        "wait",
+        "block",
+        "count",
+        "shout",
+    ]
+    assert tool_specs(Shop()) == tool_specs(Shop)
+
+
+def test_a_schema_comes_from_the_signature_and_the_docstring():
+    buy = SPECS["buy"]
+    assert buy.description == "Buy something."
+    assert [(p.name, p.type, p.is_required) for p in buy.parameters] == [
+        ("item", "string", True),
+        ("count", "integer", True),
+        ("note", "string", False),
+    ]
+    assert [p.description for p in buy.parameters] == [
+        "What to buy, by its name.",
+        "How many.",
+        "For the seller.",
+    ]
+    assert [p.type for p in SPECS["weigh"].parameters] == ["number", "boolean"]
+    assert [p.type for p in SPECS["pack"].parameters] == ["array", "object"]
+
+
+def test_tools_of_a_base_class_count_and_may_be_overridden():
+    class Corner(Shop):
+        def buy(self, item: str) -> str:
+            """Buy one."""
+            return item
+
+    specs = {spec.name: spec for spec in tool_specs(Corner)}
+    assert set(specs) == set(SPECS)
+    assert len(specs["buy"].parameters) == 1
+
+
+def test_a_parameter_that_no_policy_can_write_is_an_error():
+    class Bad:
+        def look(self, where: object) -> str:
+            return "x"
+
+    with pytest.raises(ValueError, match=r"look\(where\)"):
+        tool_specs(Bad)
+
+
+def test_texts_become_arguments_by_position():
+    assert parse_arguments(SPECS["buy"], ["7", "7"]) == {"item": "7", "count": 7}
+    assert parse_arguments(SPECS["weigh"], ["2", "true"]) == {"mass": 2, "exact": True}
+    assert parse_arguments(SPECS["pack"], ['["a"]', '{"b": 1}']) == {
+        "items": ["a"],
+        "options": {"b": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("tool", "texts", "message"),
+    [
+        ("buy", ["a"], "needs count"),
+        ("buy", ["a", "b"], "count must be integer"),
+        ("buy", ["a", "1.5"], "count must be integer"),
+        ("buy", ["a", "true"], "count must be integer"),
+        ("buy", ["a", "1", "b", "c"], "takes 3 arguments, not 4"),
+        ("weigh", ["[" * 100_000], "mass must be number"),
+        ("pack", ["{}", "{}"], "items must be array"),
+    ],
+)
+def test_bad_texts_are_named(tool, texts, message):
+    with pytest.raises(ToolError, match=message):
+        parse_arguments(SPECS[tool], texts)
+
+
+@given(st.lists(st.text(), max_size=4))
+@settings(max_examples=50)
+def test_any_text_is_parsed_or_refused(texts):
+    for spec in SPECS.values():
+        try:
+            arguments = parse_arguments(spec, texts)
+        except ToolError:
+            continue
+        assert len(arguments) == len(texts)
+
+
+async def test_sync_and_async_tools_reply():
+    assert await call("buy", item="tea", count=2) == "2 tea"
+    assert await call("weigh", mass=1.5) == "1.5 False"
+
+
+async def test_the_policys_mistakes_are_replies():
+    assert (await call("sell")).startswith("error: no tool 'sell'; there are: buy, weigh")
+    assert await call("buy", item="tea") == "error: buy(item, count, note) needs count"
+    assert await call("buy", item="tea", count="2") == "error: count must be integer"
+    assert await call("refuse") == "error: closed on Sundays"
+    assert (await call("_price", item="tea")).startswith("error: no tool '_price'")
+    assert (await call("reset")).startswith("error: no tool 'reset'")
+
+
+async def test_the_environments_mistakes_are_failures():
+    with pytest.raises(EnvironmentFailure, match=r"Shop\.crash raised KeyError: 'till'"):
+        await call("crash")
+    with pytest.raises(EnvironmentFailure, match="returned int, not text"):
+        await call("count")
+    with pytest.raises(EnvironmentFailure, match="raised TimeoutError: the till did not answer"):
+        await call("give_up")
+
+
+@pytest.mark.parametrize("name", ["wait", "block"])
+async def test_a_slow_tool_is_answered_with_an_error(name):
+    assert await call(name, timeout_seconds=0.05) == f"error: {name} took longer than 0.05 s"
+
+
+async def test_sync_tools_of_two_episodes_run_at_once():
+    started = time.monotonic()
+    await asyncio.gather(call("block"), call("block"))
+    assert time.monotonic() - started < 0.55
+
+
+async def test_a_long_reply_is_cut_and_says_so():
+    assert await call("shout", max_characters=10) == "x" * 10 + "\n(cut: 5000 characters)"
