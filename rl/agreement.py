@@ -83,7 +83,7 @@ def check_trajectories(
     by_version: defaultdict[int, list[Segment]] = defaultdict(list)
     for trajectory in checked:
         for segment in trajectory.segments:
-            prefix = cut(segment, segment.single_version_length)
+            prefix = choose_prefix(segment)
             if prefix.loss_mask.any():
                 by_version[prefix.spans[0].policy_version].append(prefix)
     agreement = Agreement(num_mixed_tokens=sum(map(count_mixed_version_tokens, trajectories)))
@@ -116,8 +116,9 @@ async def check_probe(learner: Learner, score: Score, probe: Sequence[Segment]) 
     return agreement
 
 
-def cut(segment: Segment, length: int) -> Segment:
-    """Return the first `length` tokens of a segment; `length` is a boundary between spans."""
+def choose_prefix(segment: Segment) -> Segment:
+    """Return the tokens of a segment up to the first change of version."""
+    length = segment.single_version_length
     if length == len(segment.token_ids):
         return segment
     return Segment(
