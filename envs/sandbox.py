@@ -39,7 +39,7 @@ class SandboxLimits:
 
     wall_seconds: float = 5.0
     """From the start of the sandbox, set-up included."""
-    cpu_seconds: int = 2
+    cpu_seconds: int = 1
     """Per process."""
     memory_mib: int = 256
     """Address space per process, MiB."""

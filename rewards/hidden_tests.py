@@ -13,7 +13,7 @@ from envs.function_calls import call_function, is_same_value
 from envs.sandbox import SandboxError, SandboxLimits
 from rewards.reward import Blame, Invalid, Outcome, Scored
 
-LIMITS = SandboxLimits(wall_seconds=10.0, cpu_seconds=2)
+LIMITS = SandboxLimits(wall_seconds=10.0)
 """Wall time is generous: a busy machine must not cost a right function its score."""
 
 

@@ -1,0 +1,192 @@
+"""The checks find what is wrong with an environment, and nothing in a sound one."""
+
+import random
+
+import pytest
+
+from envs.check import check_environment
+from envs.environment import EnvironmentSpec, Split
+from envs.messages import Message, Role, ToolCall
+from envs.registry import load_environment
+from envs.task import Task
+from rewards.check import check_rewards
+from rewards.reward import Blame, Invalid, Scored
+
+
+class Echo:
+    """Say the word."""
+
+    opened = 0
+
+    def reset(self, word):
+        self.said = ""
+        self.word = word
+        return f"say {word}"
+
+    def say(self, word: str) -> str:
+        """Say a word.
+
+        Args:
+            word: The word.
+        """
+        self.said = word
+        return "ok"
+
+    def done(self):
+        return bool(self.said)
+
+    def artifacts(self):
+        return {"said": self.said}
+
+
+async def grade(episode):
+    return Scored(value=float(episode.artifacts["said"] == episode.task.reference["word"]))
+
+
+async def grade_all(episode):
+    return Scored(value=1.0)
+
+
+async def grade_none(episode):
+    return Scored(value=0.0)
+
+
+async def grade_badly(episode):
+    return Invalid(reason="judge_down", blame=Blame.GRADER, detail="x")
+
+
+async def raise_an_error(episode):
+    raise KeyError("said")
+
+
+def make_tasks(split, grader="grade", num=4, prefix=None):
+    return [
+        Task(
+            id=f"{prefix or split}/{index}",
+            environment="echo",
+            grader=f"{__name__}:{grader}",
+            data={"word": f"w{index}"},
+            reference={"word": f"w{index}"},
+        )
+        for index in range(num)
+    ]
+
+
+def make_expert(task, source):
+    def act(messages):
+        word = messages[0].text.removeprefix("say ") if source.random() < 0.5 else "nothing"
+        return Message(
+            role=Role.POLICY, tool_calls=(ToolCall(name="say", arguments={"word": word}),)
+        )
+
+    return act
+
+
+def make_spec(environment=Echo, tasks=make_tasks, expert=make_expert):
+    return EnvironmentSpec(name="echo", environment=environment, tasks=tasks, expert=expert)
+
+
+@pytest.fixture(autouse=True)
+def graders_of_this_file(monkeypatch):
+    monkeypatch.setattr("rewards.check.load_grader", lambda name: globals()[name.split(":")[1]])
+
+
+async def find_rules(spec, options=None):
+    return [finding.rule for finding in await check_rewards(spec, options, num_tasks=2)]
+
+
+async def test_a_sound_environment_passes_though_its_expert_fails_at_times():
+    assert await find_rules(make_spec()) == []
+
+
+@pytest.mark.parametrize(
+    ("grader", "rule"),
+    [
+        ("grade_all", "a policy that calls no tool scores 0"),
+        ("grade_none", "an expert scores 1"),
+        ("grade_badly", "a policy that calls no tool scores 0"),
+        ("raise_an_error", "a policy that calls no tool scores 0"),
+    ],
+)
+async def test_an_unsound_grader_is_found(grader, rule):
+    assert set(await find_rules(make_spec(), {"grader": grader})) == {rule}
+
+
+async def test_tasks_that_are_not_there_are_found():
+    assert await find_rules(make_spec(), {"num": 0}) == ["each split has tasks"] * 2
+
+
+async def test_a_task_in_both_splits_is_found():
+    assert await find_rules(make_spec(), {"prefix": "same"}) == ["the splits share no task"]
+
+
+async def test_a_task_id_given_twice_is_found():
+    def tasks(split):
+        return make_tasks(split) * 2
+
+    assert set(await find_rules(make_spec(tasks=tasks))) == {"task ids are unique"}
+
+
+async def test_an_unknown_option_is_found():
+    assert await find_rules(make_spec(), {"zzz": 1}) == ["tasks can be made"]
+
+
+async def test_an_environment_that_breaks_is_found():
+    class Broken(Echo):
+        def say(self, word: str) -> str:
+            """Say a word.
+
+            Args:
+                word: The word.
+            """
+            raise RuntimeError("hoarse")
+
+    findings = await check_environment(make_spec(Broken), num_tasks=1)
+    assert {finding.rule for finding in findings} == {"the environment does not break"}
+    assert "hoarse" in findings[0].detail
+
+
+async def test_an_environment_that_is_not_the_same_twice_is_found():
+    class Moody(Echo):
+        def reset(self, word):
+            return super().reset(word) + str(random.random())
+
+    class Forgetful(Echo):
+        def say(self, word: str) -> str:
+            """Say a word.
+
+            Args:
+                word: The word.
+            """
+            super().say(word)
+            return str(random.random())
+
+    assert set(await find_rules(make_spec(Moody))) == {"the same task opens with the same text"}
+    assert set(await find_rules(make_spec(Forgetful))) == {"the same actions give the same replies"}
+
+
+async def test_tools_without_help_are_found():
+    class Curt(Echo):
+        def say(self, word: str) -> str:
+            return super().say(word)
+
+    assert await find_rules(make_spec(Curt)) == [
+        "each tool has a docstring",
+        "each parameter is described under Args",
+    ]
+
+
+async def test_an_environment_without_a_tool_is_found():
+    class Deaf:
+        def reset(self, word):
+            return word
+
+    assert await find_rules(make_spec(Deaf, expert=None)) == ["there is a tool"]
+
+
+@pytest.mark.parametrize("name", ["code_tests", "retrieval"])
+async def test_our_environments_pass(name, monkeypatch):
+    monkeypatch.undo()
+    spec = load_environment(name)
+    assert await check_rewards(spec, num_tasks=2) == []
+    assert spec.tasks(Split.TRAIN)
