@@ -47,6 +47,16 @@ class EvaluationResult:
     invalid: dict[str, int]
     """Episodes without a score, by reason."""
 
+    def to_json(self) -> dict[str, object]:
+        """Return plain values, the folder under the key `run`."""
+        return {
+            "run": str(self.folder),
+            "checkpoint": str(self.checkpoint),
+            "pass_at_1": self.pass_at_1,
+            "standard_error": self.standard_error,
+            "invalid": self.invalid,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionResult:
@@ -55,6 +65,19 @@ class CollectionResult:
     folder: Path
     """Run folder with the trajectories."""
     groups: tuple[Group, ...]
+
+    def to_json(self) -> dict[str, object]:
+        """Return counts and the mean reward, the folder under the key `run`."""
+        members = [member for group in self.groups for member in group.trajectories]
+        rewards = [member.reward for member in members if member.reward is not None]
+        return {
+            "run": str(self.folder),
+            "groups": len(self.groups),
+            "trajectories": len(members),
+            "scored": len(rewards),
+            "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+            "sampled_tokens": sum(member.num_sampled for member in members),
+        }
 
 
 def train(config: RunConfig, sources: Sources | None = None) -> RunResult:
@@ -79,7 +102,7 @@ def train(config: RunConfig, sources: Sources | None = None) -> RunResult:
         from rl.train import train as train_policy
 
         result = _finish(train_policy(config, run, progress))
-        run.finish(result)
+        run.finish(result.to_json())
     return result
 
 
@@ -102,7 +125,9 @@ def collect(
 
         groups = _finish(collect_groups(config, num_groups, progress, run.engine_logs))
         run.record_collection(groups)
-    return CollectionResult(folder=run.folder, groups=tuple(groups))
+        result = CollectionResult(folder=run.folder, groups=tuple(groups))
+        run.finish(result.to_json())
+    return result
 
 
 def evaluate(
@@ -133,13 +158,15 @@ def evaluate(
         metrics = evaluation_metrics(evaluation, time.monotonic() - started)
         progress.evaluation(0, metrics)
         run.record_evaluation(0, metrics, evaluation.trajectories)
-    return EvaluationResult(
-        folder=run.folder,
-        checkpoint=chosen,
-        pass_at_1={k: _finite_or_none(v) for k, v in evaluation.pass_at_1.items()},
-        standard_error={k: _finite_or_none(v) for k, v in evaluation.standard_error.items()},
-        invalid=dict(evaluation.invalid),
-    )
+        result = EvaluationResult(
+            folder=run.folder,
+            checkpoint=chosen,
+            pass_at_1={k: _finite_or_none(v) for k, v in evaluation.pass_at_1.items()},
+            standard_error={k: _finite_or_none(v) for k, v in evaluation.standard_error.items()},
+            invalid=dict(evaluation.invalid),
+        )
+        run.finish(result.to_json())
+    return result
 
 
 @contextmanager

@@ -148,12 +148,9 @@ class Run:
             text = "".join(traceback.format_exception(kind, error, trace))
             _log.error("the run ends with an error\n%s", text)
             if not self._is_summarized:
-                self._write_summary(
-                    {
-                        "status": "failed" if isinstance(error, Exception) else "interrupted",
-                        "error": f"{type(error).__name__}: {error}",
-                    }
-                )
+                is_failure = isinstance(error, Exception)
+                failure = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+                self._write_summary(failure if is_failure else {"status": "interrupted"})
         if self._log_handler is not None:
             logging.getLogger().removeHandler(self._log_handler)
             self._log_handler.close()
@@ -217,9 +214,9 @@ class Run:
         self._append_trajectories("collection-0000", groups)
         self.has_records = True
 
-    def finish(self, result: RunResult) -> None:
-        """Write `summary.json`: the run is complete."""
-        self._write_summary({"status": "finished", **result.to_json()})
+    def finish(self, values: Mapping[str, object]) -> None:
+        """Write `summary.json`: the run is complete, and `values` is what came of it."""
+        self._write_summary({"status": "finished", **values})
 
     def discard(self) -> None:
         """Remove the folder of a run that never began: its input turned out to be bad.

@@ -78,16 +78,7 @@ def run_collect(arguments: argparse.Namespace) -> Report:
         arguments.groups,
         Sources(files=files, overrides=overrides),
     )
-    members = [member for group in result.groups for member in group.trajectories]
-    rewards = [member.reward for member in members if member.reward is not None]
-    values = {
-        "run": str(result.folder),
-        "groups": len(result.groups),
-        "trajectories": len(members),
-        "scored": len(rewards),
-        "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-        "sampled_tokens": sum(member.num_sampled for member in members),
-    }
+    values = result.to_json()
     return Report(values=values, text=_listing(values))
 
 
@@ -101,18 +92,12 @@ def run_eval(arguments: argparse.Namespace) -> Report:
         arguments.checkpoint,
         Sources(files=files, overrides=overrides),
     )
-    values = {
-        "run": str(result.folder),
-        "checkpoint": str(result.checkpoint),
-        "pass_at_1": result.pass_at_1,
-        "standard_error": result.standard_error,
-        "invalid": result.invalid,
-    }
     table = _table("environment", "pass@1", "standard error")
     for name, rate in result.pass_at_1.items():
         error = result.standard_error[name]
         table.add_row(name, *("-" if x is None else f"{x:.3f}" for x in (rate, error)))
-    return Report(values=values, text=RichGroup(table, Text(f"recorded in {result.folder}")))
+    text = RichGroup(table, Text(f"recorded in {result.folder}"))
+    return Report(values=result.to_json(), text=text)
 
 
 def run_show(arguments: argparse.Namespace) -> Report:

@@ -72,7 +72,7 @@ def raise_after_a_log_line(error):
 
 def test_a_finished_run_says_its_result(config):
     with Run.create(config) as run:
-        run.finish(result_of(run))
+        run.finish(result_of(run).to_json())
     summary = json.loads((run.folder / "summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["run"] == str(run.folder)
