@@ -6,11 +6,12 @@ the compiled loop here reads and writes the engine's cache where it lies.
 """
 
 import math
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from numba import njit
 from torch import Tensor
 
 from kernels.delta_attention import delta_attention_step
@@ -41,14 +42,26 @@ def decode_step(
         return output
     assert memories[0].is_contiguous()
     storage = torch.empty(0, dtype=memories.dtype).set_(memories.untyped_storage())
-    starts = slots * memories.stride(0) + memories.storage_offset()
+    first = int(memories.storage_offset())
+    starts = slots.numpy().astype(np.int64) * memories.stride(0) + first
     output = torch.empty_like(v, memory_format=torch.contiguous_format)
-    arrays = [x.contiguous().numpy() for x in (q, k, v, g.exp(), beta, starts)]
-    _advance(*arrays, storage.numpy(), output.numpy())  # pyright: ignore[reportCallIssue]  eight
+    inputs = (x.contiguous().numpy() for x in (q, k, v, g.exp(), beta))
+    compiled()(*inputs, starts, storage.numpy(), output.numpy())
     return output
 
 
-@njit(cache=True, fastmath=True)
+@cache
+def compiled() -> Callable[..., None]:
+    """Compile the loop, which takes seconds unless a run before left it on disk.
+
+    Numba is imported here because vLLM examines every loaded module when a worker starts, and trips
+    over numba's (`vllm.triton_utils.dispatcher._rebind_kernels`).
+    """
+    from numba import njit
+
+    return njit(cache=True, fastmath=True)(_advance)
+
+
 def _advance(
     q: np.ndarray,
     k: np.ndarray,
