@@ -61,40 +61,6 @@ def delta_recurrent(
     return torch.stack(outputs, dim=1), state
 
 
-class UnitLowerInverse(torch.autograd.Function):
-    """(I + A)^(-1) for strictly lower triangular A [..., C, C], C a power of two.
-
-    Inverses of diagonal blocks are merged pairwise, doubling the block each time: as stable as
-    forward substitution, but made of matrix products. With X the block-diagonal inverse so far and
-    A_m the part of A that couples the two halves of each merged block, X <- X - X A_m X.
-    """
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, matrix: Tensor) -> Tensor:
-        """Invert; `matrix` is A."""
-        size = matrix.shape[-1]
-        index = torch.arange(size, device=matrix.device)
-        inverse = torch.eye(size, dtype=matrix.dtype, device=matrix.device) - matrix * (
-            index[:, None] // 2 == index[None, :] // 2
-        )
-        block = 2
-        while block < size:
-            couples = (index[:, None] // (2 * block) == index[None, :] // (2 * block)) & (
-                index[:, None] // block != index[None, :] // block
-            )
-            inverse = inverse - inverse @ (matrix * couples) @ inverse
-            block *= 2
-        ctx.save_for_backward(inverse)
-        return inverse
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> Tensor:
-        """Pull the gradient dX of the inverse back: dA = -(X^T dX X^T), strictly lower."""
-        (inverse,) = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]  torch's stub
-        transposed = inverse.transpose(-1, -2)
-        return -(transposed @ grads[0] @ transposed).tril(-1)
-
-
 def _into_chunks(x: Float[Tensor, "S T H X"], num_chunks: int) -> Float[Tensor, "N SH C X"]:
     num_sequences, num_tokens, num_heads, width = x.shape
     missing = num_chunks * CHUNK - num_tokens
@@ -120,40 +86,44 @@ def delta_chunked(
     q, k, v, g = (_into_chunks(x, num_chunks) for x in (q, k, v, g))
     beta = _into_chunks(beta.unsqueeze(-1), num_chunks)
 
-    log_decay = g.cumsum(dim=-2)
-    middle = log_decay[:, CHUNK // 2 - 1 : CHUNK // 2]
-    last = log_decay[:, -1:]
-    grow = (log_decay - middle).exp()  # exp(G - R)
-    shrink = grow.reciprocal()  # exp(R - G)
-    q_grown = q * (grow * key_width**-0.5)
+    # M @ g is G - R: sums from the middle of the chunk, never the difference of two large sums.
+    token = torch.arange(CHUNK, device=g.device)
+    from_middle = (token[None] <= token[:, None]).to(g.dtype) - (token < CHUNK // 2).to(g.dtype)
+    log_decay = from_middle @ g
+    grow = log_decay.exp()  # exp(G - R)
+    q_grown = q * grow
     k_grown = k * grow
-    k_shrunk = (k * shrink).transpose(-1, -2)
-    from_start = middle.exp()  # exp(R): from the state's reference to the chunk's
-    to_end = (last - middle).exp()
+    k_shrunk = (k * (-log_decay).exp()).transpose(-1, -2)  # exp(R - G)
 
     mixing = (q_grown @ k_shrunk).tril()
-    coupling = ((k_grown * beta) @ k_shrunk).tril(-1)
-    inverse: Tensor = UnitLowerInverse.apply(coupling)  # pyright: ignore[reportAssignmentType]
+    coupling = (k_grown @ k_shrunk) * beta
+    # The solver reads A_kk below the diagonal, and takes the diagonal to be one.
+    inverse = torch.linalg.solve_triangular(
+        coupling, torch.eye(CHUNK, dtype=g.dtype, device=g.device), upper=False, unitriangular=True
+    )
     solve = inverse * beta.transpose(-1, -2)
-    erase = solve @ (k_grown * from_start)
-    write = solve @ v
-    read = q_grown * from_start
-    store = k_shrunk * to_end.transpose(-1, -2)
-    keep = last.exp().transpose(-1, -2)
+    erase, write = solve @ k_grown, solve @ v
 
+    # The state is carried relative to R: S_R = exp(R) S at a chunk's start, and exp(G_C - R) at
+    # its end, so that no token needs a second scaling.
+    to_middle = g[:, : CHUNK // 2].sum(dim=1).exp().unsqueeze(-1)
+    to_end = grow[:, -1].unsqueeze(-1)
     rows = num_sequences * num_heads
     state = q.new_zeros(rows, key_width, value_width)
     if initial_state is not None:
         state = initial_state.reshape(rows, key_width, value_width)
     states, corrections = [], []
-    per_chunk = (
-        x.view(num_chunks, rows, *x.shape[1:]).unbind() for x in (erase, write, store, keep)
-    )
-    for erase_n, write_n, store_n, keep_n in zip(*per_chunk, strict=True):
+    parts = (to_middle, to_end, erase, write, k_shrunk)
+    per_chunk = (x.view(num_chunks, rows, *x.shape[1:]).unbind() for x in parts)
+    for to_middle_n, to_end_n, erase_n, write_n, store_n in zip(*per_chunk, strict=True):
+        state = state * to_middle_n
+        correction = torch.baddbmm(write_n, erase_n, state, alpha=-1)
         states.append(state)
-        corrections.append(torch.baddbmm(write_n, erase_n, state, alpha=-1))
-        state = torch.baddbmm(state * keep_n, store_n, corrections[-1])
-    output = torch.baddbmm(read @ torch.cat(states), mixing, torch.cat(corrections))
+        corrections.append(correction)
+        state = torch.baddbmm(state, store_n, correction) * to_end_n
+    scale = key_width**-0.5
+    output = q_grown @ torch.cat(states)
+    output = torch.baddbmm(output, mixing, torch.cat(corrections), beta=scale, alpha=scale)
     output = output.view(num_chunks, num_sequences, num_heads, CHUNK, value_width)
     output = output.permute(1, 0, 3, 2, 4).reshape(num_sequences, -1, num_heads, value_width)
     return output[:, :num_tokens], state.view(num_sequences, num_heads, key_width, value_width)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from kernels.delta_attention import MIN_LOG_DECAY, delta_attention, delta_attention_step
-from kernels.delta_attention.reference import UnitLowerInverse, delta_recurrent
+from kernels.delta_attention.reference import delta_recurrent
 
 
 def make_inputs(num_tokens: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -89,14 +89,3 @@ def test_a_step_leaves_its_input_state_alone():
     _, after = delta_attention_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
     assert torch.equal(state, before)
     assert not torch.equal(after, before)
-
-
-def test_triangular_inverse_and_its_gradient():
-    matrix = torch.randn(3, 16, 16, dtype=torch.float64).tril(-1).requires_grad_()
-    inverse = UnitLowerInverse.apply(matrix)
-    expected = torch.linalg.inv(torch.eye(16, dtype=torch.float64) + matrix)
-    torch.testing.assert_close(inverse, expected)
-    upstream = torch.randn_like(expected)
-    (actual_grad,) = torch.autograd.grad(inverse, matrix, upstream)
-    (expected_grad,) = torch.autograd.grad(expected, matrix, upstream)
-    torch.testing.assert_close(actual_grad, expected_grad.tril(-1))
