@@ -1,6 +1,8 @@
 """The checks find what is wrong with an environment, and nothing in a sound one."""
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +116,15 @@ async def test_an_unsound_grader_is_found(grader, rule):
 
 async def test_tasks_that_are_not_there_are_found():
     assert await find_rules(make_spec(), {"num": 0}) == ["each split has tasks"] * 2
+
+
+async def test_the_recipe_of_the_readme_is_a_sound_environment(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    readme = (Path(__file__).parents[2] / "envs" / "README.md").read_text()
+    recipe = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
+    (tmp_path / "guess.py").write_text(recipe)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert await check_rewards(load_environment("guess:SPEC"), num_tasks=2) == []
 
 
 async def test_a_task_in_both_splits_is_found():
