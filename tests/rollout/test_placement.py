@@ -1,0 +1,62 @@
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from rollout.placement import connect, descendants, kill_processes
+
+
+@pytest.fixture
+def silent_port():
+    """A port that takes connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_an_address_where_nothing_listens_is_one_clear_line_at_once():
+    port = free_port()
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=rf"no Ray cluster answers at 127\.0\.0\.1:{port} \(.*\)$"):
+        connect(f"127.0.0.1:{port}")
+    assert time.monotonic() - started < 15
+
+
+@pytest.mark.slow
+def test_an_address_that_says_nothing_does_not_hang(silent_port):
+    started = time.monotonic()
+    with pytest.raises(ValueError, match=r"^rollout\.ray_address = .* no Ray cluster answers"):
+        connect(f"127.0.0.1:{silent_port}")
+    assert time.monotonic() - started < 25
+
+
+@pytest.mark.parametrize("address", ["locl", "cluster:port", ":6379", "127.0.0.1:99999999"])
+def test_what_is_no_address_is_one_clear_line(address):
+    with pytest.raises(ValueError, match=r"^rollout\.ray_address = '.*' *[^\n]*$"):
+        connect(address)
+
+
+def test_processes_that_do_not_end_are_killed_with_their_children():
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    deadline = time.monotonic() + 10
+    while not (children := descendants(parent.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children
+    kill_processes([psutil.Process(parent.pid), *children], grace_seconds=0.1)
+    assert parent.stdin is not None
+    parent.stdin.close()
+    assert not any(psutil.pid_exists(process.pid) for process in (parent, *children))
+
+
+def test_the_descendants_of_a_process_that_is_gone_are_none():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert descendants(gone.pid) == []
