@@ -3,7 +3,7 @@
 Both sides run the same conversations on the same engine: as many, with the same prompts, the same
 number of turns and of sampled tokens. The loop side also renders, parses, calls an instant tool,
 grades, and writes the trajectories to a log; the bare side only sends tokens and takes tokens. The
-two are measured in turn, several times, and medians are compared, for the machine is never quiet.
+two are measured in turn, several times, and neighbours are compared, for no machine is quiet.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class RolloutBench:
     bare_tokens_per_second: float
     """Sampled tokens per second of the engine alone."""
     loop_over_bare: float
-    """The first over the second: 1 where the loop costs nothing."""
+    """Median over neighbouring measurements of the first over the second; 1: the loop is free."""
     sampled_tokens: int
     """Tokens sampled in each measurement."""
     num_conversations: int
@@ -110,11 +110,11 @@ async def measure(
         dictating = _DictatingEngine(engine, call)
         loop_rates.append(await _measure_loop(dictating, tokenizer, plan, config))
         bare_rates.append(await _measure_bare(engine, dictating.prompts, plan))
-    loop, bare = (statistics.median(rates[1:]) for rates in (loop_rates, bare_rates))
+    pairs = list(zip(loop_rates, bare_rates, strict=True))[1:]
     return RolloutBench(
-        loop_tokens_per_second=loop,
-        bare_tokens_per_second=bare,
-        loop_over_bare=loop / bare,
+        loop_tokens_per_second=statistics.median(loop for loop, _ in pairs),
+        bare_tokens_per_second=statistics.median(bare for _, bare in pairs),
+        loop_over_bare=statistics.median(loop / bare for loop, bare in pairs),
         sampled_tokens=plan.num_conversations * plan.num_turns * plan.tokens_per_turn,
         num_conversations=plan.num_conversations,
         num_turns=plan.num_turns,
