@@ -1,0 +1,111 @@
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.delta_attention import delta_attention_step
+from model.config import ModelConfig
+from model.presets import tiny
+from model.vllm_plugin.cache_shape import kda_spans
+from model.vllm_plugin.decode_step import decode_step
+from model.vllm_plugin.recording import CONVERSATION, Recorder
+
+
+def test_the_compiled_step_equals_the_reference_on_pages_that_lie_apart():
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator)
+
+    pages, size = random(9, 3000), 2 * 16 * 24
+    expected_pages = pages.clone()
+    before = pages.clone()
+    memories, expected_memories = (
+        rows[:, 100 : 100 + size].view(9, 2, 16, 24) for rows in (pages, expected_pages)
+    )
+    slots = torch.tensor([7, 0, 3, 8, 2])
+    q, k = (torch.nn.functional.normalize(random(5, 2, 16), dim=-1) for _ in range(2))
+    v, g, beta = random(5, 2, 24), -5 * random(5, 2, 16).sigmoid(), random(5, 2).sigmoid()
+
+    for _ in range(3):
+        expected, expected_memories[slots] = delta_attention_step(
+            q, k, v, g, beta, expected_memories[slots]
+        )
+        output = decode_step(q, k, v, g, beta, memories, slots)
+        torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(pages, expected_pages, atol=2e-6, rtol=1e-5)
+    assert torch.equal(pages[1], before[1]), "a page of no conversation was touched"
+    assert torch.equal(pages[7, :100], before[7, :100]), "memory before the state was touched"
+    assert torch.equal(pages[7, 100 + size :], before[7, 100 + size :])
+
+
+def test_neighbouring_kda_layers_share_a_page():
+    assert kda_spans(tiny()) == [[0, 1, 2]]
+    values = tiny().to_json() | {"num_hidden_layers": 8, "full_attn_layers": [4, 7, 8]}
+    assert kda_spans(ModelConfig.from_json(values)) == [[0, 1, 2], [4, 5]]
+
+
+def experts(*rows):
+    return np.array(rows, dtype=np.int16).reshape(-1, 1, 1)
+
+
+def record(recorder, name, first, rows):
+    positions = np.arange(first, first + len(rows))
+    recorder.record([f"{CONVERSATION}{name}-0a1b2c3d"], [0, len(rows)], positions, experts(*rows))
+
+
+def test_a_conversation_is_recorded_in_order_whatever_shares_its_batches():
+    recorder = Recorder()
+    requests = [f"{CONVERSATION}a-11111111", "score/x-22222222", f"{CONVERSATION}b-c-33333333"]
+    positions = np.array([0, 1, 5, 0])
+    recorder.record(requests, [0, 2, 3, 4], positions, experts(10, 11, 99, 20))
+    recorder.record(requests[::2], [0, 1, 2], np.array([2, 1]), experts(12, 21))
+    taken = recorder.take(f"{CONVERSATION}a")
+    assert taken.expert_ids.ravel().tolist() == [10, 11, 12]
+    assert taken.computed_tokens == 3
+    assert recorder.take(f"{CONVERSATION}b-c").expert_ids.ravel().tolist() == [20, 21]
+    assert recorder.take(f"{CONVERSATION}a") is None
+
+
+def test_a_preempted_conversation_costs_more_but_keeps_its_first_routing():
+    recorder = Recorder()
+    record(recorder, "a", 0, [1, 2, 3])
+    record(recorder, "a", 0, [7, 7])
+    record(recorder, "a", 2, [7, 4, 5])
+    taken = recorder.take(f"{CONVERSATION}a")
+    assert taken.expert_ids.ravel().tolist() == [1, 2, 3, 4, 5]
+    assert taken.computed_tokens == 8
+    assert taken.publish_recomputed_tokens == 0
+
+
+def test_what_a_publish_recomputes_is_counted_apart():
+    recorder = Recorder()
+    record(recorder, "a", 0, [1, 2, 3])
+    recorder.expect_recomputation()
+    record(recorder, "a", 0, [7, 7])
+    record(recorder, "a", 2, [7, 4])
+    record(recorder, "a", 0, [7])
+    taken = recorder.take(f"{CONVERSATION}a")
+    assert taken.publish_recomputed_tokens == 3
+    assert taken.computed_tokens == 3 + 1 + 1, "the last one was no publish's doing"
+
+
+def test_a_gap_in_a_conversation_is_not_passed_over():
+    recorder = Recorder()
+    record(recorder, "a", 0, [1])
+    with pytest.raises(AssertionError, match="skipped"):
+        record(recorder, "a", 2, [3])
+
+
+def test_importing_the_plugin_imports_nothing_heavy():
+    script = (
+        "import sys, model.vllm_plugin;"
+        "heavy = {'torch', 'vllm', 'transformers', 'numba'} & set(sys.modules);"
+        "sys.exit(str(heavy) if heavy else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
