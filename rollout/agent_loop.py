@@ -40,6 +40,8 @@ from rollout.tool_parser import FailureKind, ParseFailure, ToolParser
 from rollout.trajectory import Trajectory, Turn
 from rollout.transcript import Transcript
 
+RESET_TIMEOUT_SECONDS = 120.0
+"""An environment that takes longer to begin has failed."""
 GRADER_TIMEOUT_SECONDS = 120.0
 """A grader that takes longer gives an Invalid outcome."""
 
@@ -100,7 +102,7 @@ async def run_episode(
     artifacts: Mapping[str, JsonValue] = {}
     environment, failure = None, None
     try:
-        environment, opening = await start_episode(world.spec, attempt.task)
+        environment, opening = await _start(world.spec, attempt.task)
         stop = await _play(conversation, environment, opening, world.config)
         artifacts = await collect_artifacts(environment)
     except EnvironmentFailure as error:
@@ -126,6 +128,16 @@ async def run_episode(
         computed_tokens=report.computed_tokens,
         publish_recomputed_tokens=report.publish_recomputed_tokens,
     )
+
+
+async def _start(spec: EnvironmentSpec, task: Task) -> tuple[object, str]:
+    """Make the task's environment, in bounded time."""
+    try:
+        async with asyncio.timeout(RESET_TIMEOUT_SECONDS):
+            return await start_episode(spec, task)
+    except TimeoutError as error:
+        message = f"{spec.name}: reset took longer than {RESET_TIMEOUT_SECONDS:g} s"
+        raise EnvironmentFailure(message) from error
 
 
 async def _play(

@@ -247,6 +247,42 @@ async def test_a_grader_that_raises_is_invalid_and_blamed():
     )
 
 
+async def test_a_reset_or_a_grader_that_hangs_is_invalid(monkeypatch):
+    monkeypatch.setattr("rollout.agent_loop.RESET_TIMEOUT_SECONDS", 0.05)
+    monkeypatch.setattr("rollout.agent_loop.GRADER_TIMEOUT_SECONDS", 0.05)
+
+    class Slow(Shelf):
+        async def reset(self):
+            await asyncio.sleep(60)
+
+    async def grade_slowly(episode):
+        await asyncio.sleep(60)
+
+    engine = ScriptedEngine(lambda session, turn: PUT)
+    for name, environment in (("environment_failed", Slow), ("grader_timeout", Shelf)):
+        spec = EnvironmentSpec(name="shelf", environment=environment, tasks=lambda split: [])
+        slow = World(spec=spec, grader=grade_slowly, config=EnvironmentConfig())
+        trajectory = await run_episode(Attempt(task=task()), slow, engine, TOKENIZER, CONFIG)
+        assert trajectory.invalid is not None
+        assert trajectory.invalid.reason == name
+
+
+async def test_without_tools_the_first_text_is_the_answer():
+    class Question:
+        def reset(self, opening="which book?"):
+            return opening
+
+    async def grade_text(episode):
+        return Scored(value=float(episode.messages[-1].text == "lamp"))
+
+    spec = EnvironmentSpec(name="question", environment=Question, tasks=lambda split: [])
+    question = World(spec=spec, grader=grade_text, config=EnvironmentConfig())
+    engine = ScriptedEngine(lambda session, turn: write("lamp", END))
+    trajectory = await run_episode(Attempt(task=task()), question, engine, TOKENIZER, CONFIG)
+    assert trajectory.episode.stop is StopReason.FINISHED
+    assert trajectory.outcome == Scored(value=1.0)
+
+
 async def test_the_environment_is_closed_even_where_closing_raises():
     Shelf.closed.clear()
     trajectory = await play([PUT], breaks="close")
