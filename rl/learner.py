@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float32
-from torch import Tensor, nn
+from torch import Tensor
 
 from model import checkpoint
+from model.hybrid import HybridForCausalLM
 from model.logprobs import sequence_logprobs
 from rl.batch import Batch, MicroBatch, lay_end_to_end
 from rl.config import LearnerSection, LossSection
@@ -43,7 +44,7 @@ class Learner:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: HybridForCausalLM,
         learner: LearnerSection,
         loss: LossSection,
         *,
@@ -53,7 +54,7 @@ class Learner:
         """Take over a model (`Learner.load` reads one from a checkpoint).
 
         Args:
-            model: In float32; `sequence_logprobs` can run it.
+            model: In float32.
             learner: Optimizer, size of a micro-batch, threads.
             loss: Which loss.
             temperature: Sampling temperature of the trajectories, which divides the logits.
