@@ -1,7 +1,7 @@
 """Calling a function that nobody trusts: plain values come out, or the name of an error."""
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from envs.function_calls import CallResult, call_function, is_same_value
 
@@ -60,6 +60,7 @@ async def test_a_function_keeps_no_hold_on_the_inputs_of_later_calls():
 
 
 @given(PLAIN)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_value_is_the_same_as_itself(value):
     assert is_same_value(value, value)
 

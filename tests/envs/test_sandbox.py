@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from envs import sandbox
 from envs.sandbox import SandboxError, SandboxLimits, run_python
 
-QUICK = SandboxLimits(wall_seconds=10.0, cpu_seconds=1)
+QUICK = SandboxLimits(wall_seconds=60.0, cpu_seconds=1)
+"""Wall time for a machine on which much else runs."""
 
 
 async def run(program, stdin="", limits=QUICK):
@@ -64,12 +66,26 @@ print([line for line in open("/proc/self/status") if line.startswith("CapEff")])
 async def test_a_program_runs_as_a_stand_in_where_the_caller_is_root():
     if os.geteuid() != 0:
         pytest.skip("the caller is not root")
-    limits = SandboxLimits(cpu_seconds=77_001)
-    task = asyncio.create_task(run("import time; time.sleep(1)", limits=limits))
-    await asyncio.sleep(0.7)
-    owners = {process.stat().st_uid for process in find_processes("77001")}
-    await task
-    assert owners == {sandbox.ROOT_STAND_IN}
+    limits = SandboxLimits(cpu_seconds=77_001, wall_seconds=60.0)
+    task = asyncio.create_task(run("import time; time.sleep(60)", limits=limits))
+    await wait_until(lambda: owners_of(find_processes("77001")) == {sandbox.ROOT_STAND_IN})
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def wait_until(condition):
+    """Poll for up to 30 seconds."""
+    for _ in range(300):
+        if condition():
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError("it never came true")
+
+
+def owners_of(processes):
+    """Tell whose the processes are that still live."""
+    return {process.stat().st_uid for process in processes if process.exists()}
 
 
 def find_processes(argument):
@@ -129,7 +145,7 @@ children = 0
 for _ in range(100):
     try:
         if os.fork() == 0:
-            time.sleep(20)
+            time.sleep(300)
             os._exit(0)
         children += 1
     except OSError:
@@ -140,22 +156,22 @@ os._exit(0)
     started = time.monotonic()
     result = await run(program)
     assert 0 < int(result.stdout) <= QUICK.max_processes
-    assert time.monotonic() - started < 8, "the children ended with the sandbox"
+    assert time.monotonic() - started < 60, "the children ended with the sandbox"
 
 
 async def test_a_busy_program_runs_out_of_cpu_time():
     result = await run("while True: pass")
     assert result.timed_out
-    assert result.seconds < 9, "it was the CPU limit, not the wall clock"
+    assert result.exit_code == 128 + signal.SIGXCPU
 
 
 async def test_an_idle_program_runs_into_the_wall_clock():
-    limits = SandboxLimits(wall_seconds=1.0)
-    result = await run("import time; print('x', flush=True); time.sleep(30)", limits=limits)
+    limits = SandboxLimits(wall_seconds=4.0)
+    result = await run("import time; print('x', flush=True); time.sleep(300)", limits=limits)
     assert result.timed_out
     assert result.exit_code == 128 + 9
     assert result.stdout == b"x\n"
-    assert result.seconds < 3
+    assert result.seconds < 60
 
 
 async def test_output_is_bounded():
@@ -201,13 +217,11 @@ async def test_a_sandbox_that_starts_too_slowly_is_an_error():
 async def test_a_cancelled_run_leaves_no_process():
     limits = SandboxLimits(cpu_seconds=77_002, wall_seconds=60.0)
     task = asyncio.create_task(run("import time; time.sleep(60)", limits=limits))
-    await asyncio.sleep(0.5)
-    assert find_processes("77002")
+    await wait_until(lambda: find_processes("77002"))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.sleep(0.3)
-    assert not find_processes("77002")
+    await wait_until(lambda: not find_processes("77002"))
 
 
 async def test_sandboxes_run_at_once():

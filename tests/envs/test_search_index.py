@@ -42,7 +42,7 @@ def test_ties_keep_the_order_of_the_documents():
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_any_query_is_answered(query):
     assert len(INDEX.search(query, 3)) <= 3
 
