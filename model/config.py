@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 MIN_KV_LORA_RANK = 32
 """Narrowest latent for which the CPU engine has an attention kernel."""
@@ -138,7 +138,7 @@ class ModelConfig:
         return values
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
+    def from_json(cls, values: Mapping[str, Any]) -> "ModelConfig":
         """Read the fields from a checkpoint's JSON; keys of other programs are left alone.
 
         Raises:

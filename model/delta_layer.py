@@ -64,14 +64,16 @@ class KDALayer(nn.Module):
 
     def activate(
         self,
-        qkv: Float[Tensor, "S T 3*H*K"],
-        tail: Float[Tensor, "S width-1 3*H*K"] | None = None,
+        qkv: Float[Tensor, "S T C"],
+        tail: Float[Tensor, "S N C"] | None = None,
     ) -> tuple[Float[Tensor, "S T H K"], Float[Tensor, "S T H K"], Float[Tensor, "S T H V"]]:
         """Convolve and activate the projections; scale q and k to unit length per head.
 
         Args:
-            qkv: Projections of the tokens of S sequences, as `forward` hands them to the mixer.
-            tail: The projections of the tokens just before; None at the start of a sequence.
+            qkv: Projections of the tokens of S sequences, as `forward` hands them to the mixer;
+                C = 3HK.
+            tail: The projections of the N = taps - 1 tokens just before; None at the start of a
+                sequence.
         """
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         weight = torch.cat([conv.weight.squeeze(1) for conv in convs])

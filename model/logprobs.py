@@ -4,7 +4,7 @@ Index t of everything in Limosa describes token t. A decoder's hidden state t pr
 here, and nowhere else, the two meet.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,6 +15,7 @@ from model.decoder import Decoder
 from model.mixer import PackedMixer
 
 
+@runtime_checkable
 class CausalDecoder(Protocol):
     """A decoder with an output head."""
 
@@ -32,7 +33,7 @@ class CausalDecoder(Protocol):
 def sequence_logprobs(
     policy: CausalDecoder,
     token_ids: Int[Tensor, " T"],
-    cu_seqlens: Int[Tensor, " S+1"],
+    cu_seqlens: Int[Tensor, " S1"],
     temperature: float = 1.0,
     expert_ids: Int[Tensor, "T L A"] | None = None,
     scored: Bool[Tensor, " T"] | None = None,
@@ -42,7 +43,7 @@ def sequence_logprobs(
     Args:
         policy: Decoder and head.
         token_ids: Sequences behind each other.
-        cu_seqlens: Start of each sequence, and T at the end.
+        cu_seqlens: Start of each sequence, and T at the end: S + 1 numbers.
         temperature: Divides the logits.
         expert_ids: Experts to replay; tokens with -1 choose anew.
         scored: Tokens whose scores are wanted, all if None; the others cost no head.

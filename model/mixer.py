@@ -6,7 +6,7 @@ and writes cached state. The maths of a layer exists once.
 """
 
 import itertools
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from model.mla_layer import MLALayer
 
 
+@runtime_checkable
 class Mixer(Protocol):
-    """Mixes the tokens of one forward; tokens of all sequences lie behind each other."""
+    """Mixes the tokens of one forward; tokens of all sequences lie behind each other.
+
+    C = 3HK is the width of a KDA layer's projections, R that of an MLA layer's latent.
+    """
 
     def delta(
         self,
         layer: "KDALayer",
-        qkv: Float[Tensor, "T 3*H*K"],
+        qkv: Float[Tensor, "T C"],
         g: Float[Tensor, "T H K"],
         beta: Float[Tensor, "T H"],
     ) -> Float[Tensor, "T H V"]:
@@ -50,11 +54,12 @@ class PackedMixer:
     scanned along the pack. Padding sits after each sequence, where causality hides it.
     """
 
-    def __init__(self, cu_seqlens: Int[Tensor, " S+1"]) -> None:
+    def __init__(self, cu_seqlens: Int[Tensor, " S1"]) -> None:
         """Describe a pack.
 
         Args:
-            cu_seqlens: Start of each sequence in the pack, and the pack's length at the end.
+            cu_seqlens: Start of each sequence in the pack, and the pack's length at the end:
+                S + 1 numbers.
         """
         bounds = cu_seqlens.tolist()
         lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
@@ -86,7 +91,7 @@ class PackedMixer:
     def delta(
         self,
         layer: "KDALayer",
-        qkv: Float[Tensor, "T 3*H*K"],
+        qkv: Float[Tensor, "T C"],
         g: Float[Tensor, "T H K"],
         beta: Float[Tensor, "T H"],
     ) -> Float[Tensor, "T H V"]:

@@ -61,7 +61,7 @@ def delta_recurrent(
     return torch.stack(outputs, dim=1), state
 
 
-def _into_chunks(x: Float[Tensor, "S T H X"], num_chunks: int) -> Float[Tensor, "N SH C X"]:
+def _into_chunks(x: Float[Tensor, "S T H X"], num_chunks: int) -> Float[Tensor, "NSH C X"]:
     num_sequences, num_tokens, num_heads, width = x.shape
     missing = num_chunks * CHUNK - num_tokens
     if missing:

@@ -14,14 +14,14 @@ from kernels.short_conv.reference import causal_conv
 
 def short_conv(
     x: Float[Tensor, "S T C"],
-    weight: Float[Tensor, "C width"],
-    tail: Float[Tensor, "S width-1 C"] | None = None,
+    weight: Float[Tensor, "C I"],
+    tail: Float[Tensor, "S N C"] | None = None,
 ) -> Float[Tensor, "S T C"]:
     """Convolve each channel of each sequence with its own filter.
 
     Args:
         x: Inputs.
-        weight: One filter per channel; the last tap multiplies the current token.
-        tail: Inputs before the first token; zeros if None.
+        weight: One filter of I taps per channel; the last tap multiplies the current token.
+        tail: The N = I - 1 inputs before the first token; zeros if None.
     """
     return causal_conv(x, weight, tail)

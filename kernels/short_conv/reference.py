@@ -9,8 +9,8 @@ from torch import Tensor
 
 def causal_conv(
     x: Float[Tensor, "S T C"],
-    weight: Float[Tensor, "C width"],
-    tail: Float[Tensor, "S width-1 C"] | None = None,
+    weight: Float[Tensor, "C I"],
+    tail: Float[Tensor, "S N C"] | None = None,
 ) -> Float[Tensor, "S T C"]:
     """See `kernels.short_conv`."""
     if tail is None:
