@@ -12,6 +12,7 @@ A gap far above rounding means that one of the two runs another model: a stale w
 another expert.
 """
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -108,11 +109,11 @@ async def check_probe(learner: Learner, score: Score, probe: Sequence[Segment]) 
         Gaps over all tokens but the first of each sequence.
     """
     plain = [replace(segment, expert_ids=None) for segment in probe]
-    ours = learner.logprobs(plain, learner.version, temperature=1.0)
+    ours = await asyncio.to_thread(learner.logprobs, plain, learner.version, temperature=1.0)
+    theirs = await asyncio.gather(*(score(segment.token_ids.tolist()) for segment in plain))
     agreement = Agreement()
-    for segment, logprobs in zip(plain, ours, strict=True):
-        theirs = await score(segment.token_ids.tolist())
-        agreement += Agreement.compare(theirs[1:], logprobs[1:])
+    for engine, logprobs in zip(theirs, ours, strict=True):
+        agreement += Agreement.compare(engine[1:], logprobs[1:])
     return agreement
 
 

@@ -78,7 +78,7 @@ class Monitor:
         self._probe: list[Segment] = []
         self._started = time.monotonic()
         self.watch = Stopwatch()
-        """Times the parts of the current step."""
+        """Times the parts of the current step; an evaluation between two steps is in neither."""
 
     async def evaluate(self, step: int, collector: Collector) -> None:
         """Evaluate the weights after `step` updates, which the engines hold, and record it.
@@ -97,7 +97,9 @@ class Monitor:
             size = self._config.publish.probe_trajectories
             self._probe = choose_probe(evaluation.trajectories, size)
             self._totals.add_agreement(await self._check_probe(collector))
-        self._progress.stage("training")
+        if step < self._config.run.steps:
+            self._progress.stage("training")
+        self.watch = Stopwatch()
 
     async def record_step(
         self,

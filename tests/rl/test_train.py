@@ -176,6 +176,9 @@ async def test_engine_and_learner_agree_at_every_step_although_the_weights_move(
     steps = [line for line in read_metrics(run.metrics_path) if line["kind"] == "step"]
     assert len(steps) == 4
     for line in steps:
+        parts = ("collect_wait", "learn", "publish", "agreement")
+        measured = sum(line[f"time/{part}_seconds"] for part in parts)
+        assert measured == pytest.approx(line["time/step_seconds"], abs=0.01)
         assert line["rl/logprob_gap_mean"] < 1e-5
         assert line["rl/probe_gap_mean"] < 1e-5
 
