@@ -8,14 +8,19 @@ it is.
 import math
 from dataclasses import dataclass
 
+import psutil
+
 from model.config import ModelConfig
 from model.vllm_plugin.cache_shape import kda_spans, page_shapes
 from rollout.config import RolloutConfig
+from rollout.engine import EngineError
 
 BYTES = 4
 """Of a number in the cache: float32."""
 BLOCK_STEP = 32
 """Tokens per page are a multiple of this."""
+PROCESS_BYTES = 1 << 30
+"""Memory of an engine's process without its cache: mostly libraries."""
 SCORING_SLOTS = 8
 """Requests beside the conversations: sequences that are scored, not sampled."""
 
@@ -67,3 +72,25 @@ def plan_cache(shape: ModelConfig, config: RolloutConfig) -> CachePlan:
 def context_tokens(config: RolloutConfig) -> int:
     """Longest sequence of the engine: an episode, and the token that scoring one samples."""
     return config.max_tokens + 1
+
+
+def check_memory(plan: CachePlan, config: RolloutConfig) -> None:
+    """Refuse a cache that is too small for the conversations, or too large for the machine.
+
+    Raises:
+        EngineError: which figure is off, and what to change.
+    """
+    cache_bytes = config.kv_cache_mib << 20
+    if plan.total_bytes > cache_bytes:
+        raise EngineError(
+            f"rollout.kv_cache_mib = {config.kv_cache_mib} is too small for "
+            f"rollout.max_concurrent_episodes = {config.max_concurrent_episodes} of "
+            f"{config.max_tokens} tokens: raise it to {-(-plan.total_bytes // (1 << 20))}"
+        )
+    available = psutil.virtual_memory().available
+    if available < cache_bytes + PROCESS_BYTES:
+        raise EngineError(
+            f"an engine needs {(cache_bytes + PROCESS_BYTES) >> 20} MiB of memory, "
+            f"{available >> 20} MiB are free: lower rollout.kv_cache_mib = {config.kv_cache_mib} "
+            f"or rollout.num_engines = {config.num_engines}, or end other programs"
+        )

@@ -7,7 +7,6 @@ stay in the cache, and a turn computes its new tokens only.
 
 import asyncio
 import contextlib
-import logging
 import os
 import tempfile
 import time
@@ -22,10 +21,11 @@ from jaxtyping import Float32
 
 from model.checkpoint import CheckpointError, load_shape
 from model.vllm_plugin.recording import CONVERSATION
-from rollout.cache_plan import BLOCK_STEP, CachePlan, context_tokens, plan_cache
+from rollout.cache_plan import BLOCK_STEP, CachePlan, check_memory, context_tokens, plan_cache
 from rollout.config import RolloutConfig
 from rollout.engine import EngineError, Generation, SamplingConfig, SessionReport
 from rollout.engine_environment import engine_environment
+from rollout.engine_log import output_to, startup_cause
 from rollout.weight_update import PublishError, PublishReceipt, WeightManifest
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-PROCESS_BYTES = 1 << 30
-"""Memory of an engine's process without its cache: mostly libraries."""
 WHOLE_TURN = 1 << 30
 """Tokens after which vLLM reports an unfinished turn: never, a turn comes in one piece."""
 SEED_MASK = (1 << 63) - 1
@@ -80,22 +78,29 @@ class VllmEngine:
             EngineError: no checkpoint, not enough memory or cache, or vLLM did not come up.
         """
         checkpoint = Path(checkpoint)
-        _check_memory(_plan(checkpoint, config), config)
+        try:
+            plan = plan_cache(load_shape(checkpoint), config)
+        except CheckpointError as error:
+            raise EngineError(str(error)) from None
+        check_memory(plan, config)
         if log is None:
             handle, name = tempfile.mkstemp(prefix="limosa-engine-", suffix=".log")
             os.close(handle)
             log = Path(name)
         os.environ.update(engine_environment(config))
         try:
-            with _output_to(log):
-                llm = _start_vllm(checkpoint, config, seed)
+            with output_to(log):
+                llm = _start_vllm(checkpoint, config, plan, seed)
         except Exception as error:
-            raise EngineError(
-                f"the engine did not start: {_cause(log, error)} (log: {log})"
-            ) from None
+            cause = startup_cause(log, error)
+            raise EngineError(f"the engine did not start: {cause} (log: {log})") from None
         engine = cls(llm, config, version, log)
-        await llm.collective_rpc("begin_recording")
-        await llm.update_weight_version(str(version))
+        try:
+            await llm.collective_rpc("begin_recording")
+            await llm.update_weight_version(str(version))
+        except BaseException:
+            await engine.shutdown()
+            raise
         return engine
 
     @property
@@ -286,7 +291,9 @@ class VllmSession:
         logprobs: list[float] = []
         with engine._engine_errors():
             while True:
-                output = await anext(self._receive(parameters))
+                output = await anext(self._receive(parameters), None)
+                if output is None:
+                    raise EngineError(f"{self._name} was ended by an earlier failure")
                 completion = output.outputs[0]
                 tokens.extend(completion.token_ids)
                 logprobs.extend(_chosen_logprobs(completion))
@@ -363,31 +370,7 @@ def _sampling_parameters(sampling: SamplingConfig) -> "SamplingParams":
     )
 
 
-def _plan(checkpoint: Path, config: RolloutConfig) -> CachePlan:
-    try:
-        return plan_cache(load_shape(checkpoint), config)
-    except CheckpointError as error:
-        raise EngineError(str(error)) from None
-
-
-def _check_memory(plan: CachePlan, config: RolloutConfig) -> None:
-    cache_bytes = config.kv_cache_mib << 20
-    if plan.total_bytes > cache_bytes:
-        raise EngineError(
-            f"rollout.kv_cache_mib = {config.kv_cache_mib} is too small for "
-            f"rollout.max_concurrent_episodes = {config.max_concurrent_episodes} of "
-            f"{config.max_tokens} tokens: raise it to {-(-plan.total_bytes // (1 << 20))}"
-        )
-    available = psutil.virtual_memory().available
-    if available < cache_bytes + PROCESS_BYTES:
-        raise EngineError(
-            f"an engine needs {(cache_bytes + PROCESS_BYTES) >> 20} MiB of memory, "
-            f"{available >> 20} MiB are free: lower rollout.kv_cache_mib = {config.kv_cache_mib} "
-            f"or rollout.num_engines = {config.num_engines}, or end other programs"
-        )
-
-
-def _start_vllm(checkpoint: Path, config: RolloutConfig, seed: int) -> "AsyncLLM":
+def _start_vllm(checkpoint: Path, config: RolloutConfig, plan: CachePlan, seed: int) -> "AsyncLLM":
     from vllm import ModelRegistry
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -409,7 +392,7 @@ def _start_vllm(checkpoint: Path, config: RolloutConfig, seed: int) -> "AsyncLLM
         enforce_eager=True,
         enable_prefix_caching=False,
         max_model_len=context_tokens(config),
-        max_num_seqs=plan_cache(load_shape(checkpoint), config).num_requests,
+        max_num_seqs=plan.num_requests,
         max_num_batched_tokens=config.max_batched_tokens,
         block_size=BLOCK_STEP,
         kv_cache_memory_bytes=config.kv_cache_mib << 20,
@@ -420,35 +403,3 @@ def _start_vllm(checkpoint: Path, config: RolloutConfig, seed: int) -> "AsyncLLM
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
     )
     return AsyncLLM.from_engine_args(arguments)
-
-
-@contextlib.contextmanager
-def _output_to(log: Path) -> Iterator[None]:
-    """Send this process's output to `log`; an engine started inside keeps writing there.
-
-    vLLM's processes inherit the two descriptors; nothing else reaches what they print.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    kept = [os.dup(1), os.dup(2)]
-    with log.open("ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
-    try:
-        yield
-    finally:
-        for target, descriptor in zip((1, 2), kept, strict=True):
-            os.dup2(descriptor, target)
-            os.close(descriptor)
-        own = logging.FileHandler(log)
-        logger = logging.getLogger("vllm")
-        logger.handlers = [own]
-        logger.propagate = False
-
-
-def _cause(log: Path, error: Exception) -> str:
-    """Find the one line that says why: vLLM's process writes it as the last error of its log."""
-    lines = log.read_text(errors="replace").splitlines()
-    causes = [line for line in lines if "Error: " in line and "See root cause" not in line]
-    if not causes:
-        return str(error).splitlines()[0]
-    return causes[-1].split("] ")[-1].strip()
