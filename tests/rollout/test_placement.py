@@ -53,6 +53,7 @@ def test_processes_that_do_not_end_are_killed_with_their_children():
     kill_processes([psutil.Process(parent.pid), *children], grace_seconds=0.1)
     assert parent.stdin is not None
     parent.stdin.close()
+    parent.wait(5)
     assert not any(psutil.pid_exists(process.pid) for process in (parent, *children))
 
 
