@@ -177,12 +177,8 @@ class VllmEngine:
             try:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
                 await self._llm.start_weight_update()
-                update = {
-                    "version": manifest.version,
-                    "path": str(manifest.path),
-                    "checksums": dict(manifest.checksums),
-                }
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=update))
+                update = WeightTransferUpdateRequest(update_info=manifest.to_message())
+                await self._llm.update_weights(update)
                 await self._llm.finish_weight_update(weight_version=str(manifest.version))
                 self._version = manifest.version
                 recomputed = await self._drop_state() if recompute_running else 0
@@ -208,8 +204,7 @@ class VllmEngine:
 
     async def shutdown(self) -> None:
         """End the engine and its processes. Idempotent."""
-        # A core that is asked to end takes seconds to unload its libraries; it holds nothing that
-        # is worth the wait.
+        # A core that is asked to end takes seconds to unload its libraries, and holds nothing.
         for process in self._processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()

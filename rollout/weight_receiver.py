@@ -31,9 +31,8 @@ class ReceiverInit(WeightTransferInitInfo):
 
 @dataclass
 class ReceiverUpdate(WeightTransferUpdateInfo):
-    """A manifest, as plain values that cross the process boundary."""
+    """What `WeightManifest.to_message` makes of a manifest."""
 
-    version: int
     path: str
     checksums: dict[str, str]
 

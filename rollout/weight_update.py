@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,10 @@ class WeightManifest:
     def checksum(self) -> str:
         """One checksum for all tensors."""
         return combine_checksums(self.checksums)
+
+    def to_message(self) -> dict[str, Any]:
+        """Return what the receiver needs, as plain values that cross a process boundary."""
+        return {"path": str(self.path), "checksums": dict(self.checksums)}
 
     def remove(self) -> None:
         """Delete the file, once every engine has answered. Idempotent."""
