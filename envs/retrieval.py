@@ -2,14 +2,15 @@
 
 One episode (`>` is the policy):
 
-    gallium: in which year was the element below it discovered?
+    gallium, below: in which year was it discovered?
     > search(gallium: table)             1 gallium: table / 2 gallium: uses / 3 ...
     > open(1)                            symbol: Ga. group: 13. ... below: indium.
     > search(indium: history)            1 indium: history / ...
     > open(1)                            1863, Germany. Ferdinand Reich, T. Richter. ...
     > answer(1863, indium: history)      answered
 
-One hop asks for a fact of an element, two hops for a fact of its neighbour in the periodic table.
+One hop asks for a fact of an element (`gallium: how dense is it?`), two hops for a fact of its
+neighbour there in the periodic table (`gallium, below: how dense is it?`).
 The answer must be right and the cited page must support it (`rewards/cited_answer.py`).
 """
 
@@ -39,7 +40,7 @@ class Relation:
     fact: str
     """Key of `Element.facts`."""
     phrase: str
-    """The question; `{0}` is the element."""
+    """The question; `it` is the element, or its neighbour."""
     page: str
     """Kind of the page that states the fact."""
     pattern: str
@@ -51,24 +52,22 @@ class Relation:
 RELATIONS = (
     Relation(
         fact="year",
-        phrase="in which year was {0} discovered?",
+        phrase="in which year was it discovered?",
         page="history",
         pattern=r"^(\d+),",
         other_page="description",
     ),
     Relation(
         fact="place",
-        phrase="in which country was {0} discovered?",
+        phrase="in which country was it discovered?",
         page="history",
         pattern=r"^\d+, ([^.]+)\.",
     ),
     Relation(
-        fact="symbol", phrase="how is {0} abbreviated?", page="table", pattern=r"symbol: (\w+)\."
+        fact="symbol", phrase="how is it abbreviated?", page="table", pattern=r"symbol: (\w+)\."
     ),
-    Relation(
-        fact="group", phrase="in which group is {0}?", page="table", pattern=r"group: (\d+)\."
-    ),
-    Relation(fact="density", phrase="how dense is {0}?", page="table", pattern=r"density: (\S+)\."),
+    Relation(fact="group", phrase="in which group is it?", page="table", pattern=r"group: (\d+)\."),
+    Relation(fact="density", phrase="how dense is it?", page="table", pattern=r"density: (\S+)\."),
 )
 
 
@@ -84,13 +83,8 @@ class Question:
     @property
     def text(self) -> str:
         """The question as the policy reads it."""
-        subject = f"the element {self.place_of(self.direction)}" if self.direction else "it"
-        return f"{self.element}: {self.relation.phrase.format(subject)}"
-
-    @staticmethod
-    def place_of(direction: str) -> str:
-        """Say where a neighbour is."""
-        return f"{direction} of it" if direction in ("left", "right") else f"{direction} it"
+        subject = f"{self.element}, {self.direction}" if self.direction else self.element
+        return f"{subject}: {self.relation.phrase}"
 
     @property
     def target(self) -> Element:
@@ -205,8 +199,8 @@ def cut_at_a_word(text: str) -> str:
 def make_expert(task: Task, source: random.Random, careful_share: float = 0.3) -> Expert:
     """Make a scripted policy: careful in some episodes, hasty in the others.
 
-    The careful one looks the neighbour up before it looks for the fact. The hasty one takes every
-    question for one of a single hop.
+    Both look the neighbour up, then the fact. The careful one cites the page that states the fact;
+    the hasty one cites the page that it opened first, which for two hops is another element's.
 
     Args:
         task: The task of the episode.
@@ -227,15 +221,15 @@ def make_expert(task: Task, source: random.Random, careful_share: float = 0.3) -
         reply = messages[-1]
         if reply.tool_name == "search":
             return _call("open", hit=1)
-        if not queries and question.direction is not None and is_careful:
+        if not queries and question.direction is not None:
             return _call("search", query=f"{question.element}: table")
         if not queries:
             return _call("search", query=f"{question.element}: {question.relation.page}")
-        if len(queries) == 1 and question.direction is not None and is_careful:
+        if len(queries) == 1 and question.direction is not None:
             neighbour = _find(rf"{question.direction}: (\w+)\.", reply.text)
             return _call("search", query=f"{neighbour}: {question.relation.page}")
         value = _find(question.relation.pattern, reply.text)
-        return _call("answer", value=value, document=queries[-1])
+        return _call("answer", value=value, document=queries[-1 if is_careful else 0])
 
     return act
 

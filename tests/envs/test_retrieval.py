@@ -37,10 +37,8 @@ def test_questions_are_unique_and_can_be_read_back():
 def test_questions_read_as_they_should():
     texts = {question.key: question.text for question in list_questions()}
     assert texts["gallium-year"] == "gallium: in which year was it discovered?"
-    assert texts["gallium-below-year"] == (
-        "gallium: in which year was the element below it discovered?"
-    )
-    assert texts["gallium-left-symbol"] == "gallium: how is the element left of it abbreviated?"
+    assert texts["gallium-below-year"] == ("gallium, below: in which year was it discovered?")
+    assert texts["gallium-left-symbol"] == "gallium, left: how is it abbreviated?"
 
 
 def test_about_a_fifth_of_the_questions_have_one_hop():
@@ -108,12 +106,12 @@ def test_an_empty_answer_ends_the_episode_too():
     assert world.done()
 
 
-async def test_the_careful_expert_takes_both_hops_and_the_hasty_one_skips_the_first():
+async def test_both_experts_find_the_fact_and_only_the_careful_one_cites_its_page():
     task = next(task for task in ALL if task.id == "retrieval/gallium-below-year")
     careful = await play(SPEC, task, make_expert(task, random.Random(0), careful_share=1.0))
     hasty = await play(SPEC, task, make_expert(task, random.Random(0), careful_share=0.0))
     assert careful.artifacts == {"value": "1863", "document": "indium: history"}
-    assert hasty.artifacts == {"value": "1875", "document": "gallium: history"}
+    assert hasty.artifacts == {"value": "1863", "document": "gallium: table"}
 
 
 async def test_on_one_hop_both_experts_do_the_same():
