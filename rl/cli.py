@@ -118,6 +118,15 @@ class _Parser(argparse.ArgumentParser):
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+NO_USAGE_REPORTS = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+"""Libraries that would report their use over the network are told not to."""
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all verbs."""
     parser = _Parser(
@@ -203,6 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: `--help`, or arguments that do not parse.
     """
     arguments = build_parser().parse_args(argv)
+    os.environ |= NO_USAGE_REPORTS
     try:
         with _stdout_to_stderr():
             report = VERBS[arguments.verb](arguments)

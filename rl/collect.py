@@ -4,7 +4,6 @@ Takes a configuration, returns groups; `limosa collect`. Training and evaluation
 through `start_collector` too.
 """
 
-import asyncio
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from rl.config import RunConfig
 from rl.group_buffer import PlannedGroup, plan_groups
 from rl.progress import Progress
 from rollout.collector import Collector
+from rollout.group_runner import gather
 from rollout.trajectory import Group
 
 
@@ -83,6 +83,4 @@ async def collect(
             progress.count("groups", num_done, len(plan))
             return group
 
-        async with asyncio.TaskGroup() as running:
-            tasks = [running.create_task(collect_one(planned)) for planned in plan]
-    return [task.result() for task in tasks]
+        return await gather([collect_one(planned) for planned in plan])

@@ -108,8 +108,7 @@ class UndeclaredMetricError(LookupError):
 def _patterns() -> tuple[tuple[re.Pattern[str], Metric], ...]:
     # Braces are the only special characters of a declared name.
     return tuple(
-        (re.compile(re.sub(r"\{\w+\}", r"[^/]+", metric.name)), metric)
-        for metric in METRICS
+        (re.compile(re.sub(r"\{\w+\}", r"[^/]+", metric.name)), metric) for metric in METRICS
     )
 
 
