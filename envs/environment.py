@@ -111,7 +111,7 @@ def boundary(where: str) -> Iterator[None]:
         yield
     except EnvironmentFailure:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # `sys.exit()` ends an episode, not the engine
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise EnvironmentFailure(f"{where} raised {line[:300]}") from error
 

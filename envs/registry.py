@@ -58,6 +58,6 @@ def load_named(kind: str, group: str, name: str) -> object:
         sys.path.append(folder)
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # the module is foreign code: it may raise anything
+    except (Exception, SystemExit) as error:  # the module is foreign code: it may raise anything
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{kind} {name!r} cannot be loaded: {line}") from error

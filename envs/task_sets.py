@@ -77,7 +77,7 @@ def make_tasks(
         raise ValueError(f"environment {spec.name!r}: options: {error}") from None
     try:
         return list(spec.tasks(split, **options))
-    except Exception as error:  # foreign code: it may raise anything
+    except (Exception, SystemExit) as error:  # foreign code: it may raise anything
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"environment {spec.name!r}: its tasks cannot be made: {line}") from error
 

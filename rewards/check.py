@@ -13,7 +13,7 @@ from envs.play import play
 from envs.task import Task
 from envs.task_sets import make_tasks
 from rewards.registry import load_grader
-from rewards.reward import Blame, Grader, Invalid, Outcome
+from rewards.reward import Blame, Grader, Invalid, Outcome, require_outcome
 
 NUM_EXPERT_ATTEMPTS = 24
 """An expert may fail at times; one that never succeeds shows no solution."""
@@ -70,8 +70,8 @@ async def _grade(spec: EnvironmentSpec, task: Task, grader: Grader, policy: Expe
     """Play and grade; what the grader raises is an Invalid outcome of its own."""
     episode = await play(spec, task, policy)
     try:
-        return await grader(episode)
-    except Exception as error:  # foreign code: it may raise anything
+        return require_outcome(await grader(episode))
+    except (Exception, SystemExit) as error:  # foreign code: it may raise anything
         detail = " ".join(f"{type(error).__name__}: {error}".split())
         return Invalid(reason="grader_failed", blame=Blame.GRADER, detail=detail)
 

@@ -44,6 +44,17 @@ class Invalid:
     """One line for a person."""
 
 
+def require_outcome(value: object) -> "Outcome":
+    """Pass on what a grader returned.
+
+    Raises:
+        TypeError: it is no outcome.
+    """
+    if not isinstance(value, Scored | Invalid):
+        raise TypeError(f"the grader returned {type(value).__name__}, not Scored or Invalid")
+    return value
+
+
 Outcome = Scored | Invalid
 Grader = Callable[[Episode], Awaitable[Outcome]]
 """An async function of the episode alone. It may run sandboxes; it may not read the run."""

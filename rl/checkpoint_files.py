@@ -64,15 +64,19 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
             raise ValueError(f"{path}: not a safetensors file, or cut short")
         header = file.read(header_size)
     try:
-        entries: dict[str, dict[str, Any]] = json.loads(header)
-    except ValueError:
+        entries: dict[str, dict[str, Any]] = dict(json.loads(header))
+        entries.pop("__metadata__", None)
+        sizes = {
+            name: math.prod(entry["shape"]) * _ITEM_BYTES.get(entry["dtype"], 0)
+            for name, entry in entries.items()
+        }
+        places = {name: (*map(int, entry["data_offsets"]),) for name, entry in entries.items()}
+        end = max((stop for _, stop in places.values()), default=0)
+    except (ValueError, TypeError, LookupError, AttributeError):
         raise ValueError(f"{path}: the safetensors header is damaged") from None
-    entries.pop("__metadata__", None)
-    for name, entry in entries.items():
-        start, stop = entry["data_offsets"]
-        if stop - start != math.prod(entry["shape"]) * _ITEM_BYTES.get(entry["dtype"], 0):
+    for name, (start, stop) in places.items():
+        if stop - start != sizes[name]:
             raise ValueError(f"{path}: {name} is damaged: its size does not fit its shape")
-    end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     if size != 8 + header_size + end:
         raise ValueError(f"{path}: {size} bytes, but its header says {8 + header_size + end}")
     return {name: entry["shape"] for name, entry in entries.items()}

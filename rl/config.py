@@ -18,8 +18,8 @@ class Section(BaseModel):
 class RunSection(Section):
     """What the run is called, how long it is, and where it is recorded."""
 
-    name: str = "run"
-    """Prefix of the run folder."""
+    name: str = Field(default="run", pattern=r"^[^/]+$")
+    """Prefix of the run folder; without a slash."""
     folder: Path = Path("runs")
     """Run folders are made in here."""
     steps: int = Field(default=24, ge=1)

@@ -94,6 +94,8 @@ def _read_file(path: Path) -> Table:
 def _similar_file(path: Path) -> str:
     names = [file.name for file in path.parent.glob("*.toml")] if path.parent.is_dir() else []
     close = difflib.get_close_matches(path.name, names, n=1)
+    if not close and path.name in _addresses(RunConfig, path.name):
+        return f" (an override has a value: {path.name}=...)"
     return f" (did you mean {path.parent / close[0]}?)" if close else ""
 
 
@@ -218,6 +220,8 @@ def _demand(kind: str, context: Mapping[str, object], message: str) -> str:
         return f"must be {name}"
     if kind == "too_short":
         return "must have at least one entry"
+    if kind == "string_pattern_mismatch":
+        return f"must match {context['pattern']}"
     return message
 
 

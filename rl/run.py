@@ -91,6 +91,9 @@ class Run:
             config: the resolved configuration; written as `config.json`.
             files: the files it came from; copied into `input/`.
             overrides: the `section.key=value` overrides; written to `input/overrides.txt`.
+
+        Raises:
+            ValueError: the folder cannot be made; one line.
         """
         stem = f"{config.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         folder = _make_new_folder(config.run.folder, stem)
@@ -244,8 +247,15 @@ class Run:
 
 
 def _make_new_folder(parent: Path, stem: str) -> Path:
-    """Make `parent/stem`, or `parent/stem-2` and so on where runs start in the same second."""
-    parent.mkdir(parents=True, exist_ok=True)
+    """Make `parent/stem`, or `parent/stem-2` and so on where runs start in the same second.
+
+    Raises:
+        ValueError: the folder cannot be made; one line.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"run.folder = {parent}: cannot be made: {error.strerror}") from error
     count = 1
     while True:
         folder = parent / (stem if count == 1 else f"{stem}-{count}")
@@ -253,5 +263,7 @@ def _make_new_folder(parent: Path, stem: str) -> Path:
             folder.mkdir()
         except FileExistsError:
             count += 1
+        except OSError as error:
+            raise ValueError(f"the run folder {folder} cannot be made: {error.strerror}") from error
         else:
             return folder

@@ -30,7 +30,7 @@ from envs.messages import JsonValue, Message, Role, ToolCall
 from envs.sandbox import SandboxError
 from envs.task import Task
 from envs.tools import call_tool, tool_specs
-from rewards.reward import Blame, Grader, Invalid, Outcome
+from rewards.reward import Blame, Grader, Invalid, Outcome, require_outcome
 from rollout.config import RolloutConfig
 from rollout.engine import Engine, SamplingConfig, Session, SessionReport
 from rollout.renderer import Piece, Renderer
@@ -108,8 +108,10 @@ async def run_episode(
     except EnvironmentFailure as error:
         stop, failure = StopReason.ENVIRONMENT_ERROR, blame(error)
     finally:
-        report = await conversation.close()
-        await _end(environment)
+        try:
+            report = await conversation.close()
+        finally:  # also where the engine is dead: the environment may hold processes
+            await _end(environment)
     if stop is StopReason.ABORTED:
         failure = Invalid(reason="aborted", blame=Blame.INFRASTRUCTURE, detail="sampling aborted")
     episode = Episode(
@@ -200,11 +202,11 @@ async def grade(grader: Grader, episode: Episode) -> Outcome:
     """Grade an episode; whatever the grader raises becomes an Invalid outcome."""
     try:
         async with asyncio.timeout(GRADER_TIMEOUT_SECONDS):
-            return await grader(episode)
+            return require_outcome(await grader(episode))
     except TimeoutError:
         detail = f"no outcome within {GRADER_TIMEOUT_SECONDS:g} s"
         return Invalid(reason="grader_timeout", blame=Blame.GRADER, detail=detail)
-    except Exception as error:  # a grader is foreign code: it may raise anything
+    except (Exception, SystemExit) as error:  # a grader is foreign code: it may raise anything
         _log.warning("grader of %s raised", episode.task.id, exc_info=error)
         detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return Invalid(reason="grader_failed", blame=Blame.GRADER, detail=detail)

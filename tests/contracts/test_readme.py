@@ -3,6 +3,7 @@
 import asyncio
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def recipe(tmp_path, monkeypatch):
     code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert code is not None
     (tmp_path / "guess.py").write_text(code.group(1))
+    monkeypatch.delitem(sys.modules, "guess", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return load_environment("guess:SPEC")

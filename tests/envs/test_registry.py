@@ -52,8 +52,15 @@ def test_a_wrong_name_is_one_line(name, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_module_that_raises_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "my_broken_world.py").write_text("1 / 0\n")
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [
+        ("my_broken_world", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("my_script", "raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_raises_is_one_line(tmp_path, monkeypatch, name, line, said):
+    (tmp_path / f"{name}.py").write_text(f"{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match="cannot be loaded: ZeroDivisionError: division by zero"):
-        load_environment("my_broken_world:SPEC")
+    with pytest.raises(ValueError, match=f"cannot be loaded: {said}"):
+        load_environment(f"{name}:SPEC")

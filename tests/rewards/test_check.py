@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,7 @@ async def test_the_recipe_of_the_readme_is_a_sound_environment(tmp_path, monkeyp
     readme = (Path(__file__).parents[2] / "envs" / "README.md").read_text()
     recipe = re.search(r"```python\n(.*?)```", readme, re.DOTALL).group(1)
     (tmp_path / "guess.py").write_text(recipe)
+    monkeypatch.delitem(sys.modules, "guess", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     assert await check_rewards(load_environment("guess:SPEC"), num_tasks=2) == []
 

@@ -64,3 +64,11 @@ def test_weights_of_something_else_are_found(checkpoint):
     save_file({"other": np.zeros(3, np.float32)}, checkpoint / "model.safetensors")
     with pytest.raises(ValueError, match=r"it has no model\.embed_tokens\.weight"):
         check_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("header", [[1], {"x": 1}, {"x": {"shape": [1]}}])
+def test_a_header_of_another_form_is_one_line(checkpoint, header):
+    text = json.dumps(header).encode()
+    (checkpoint / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    with pytest.raises(ValueError, match="the safetensors header is damaged"):
+        check_checkpoint(checkpoint)

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,7 @@ def test_the_resolved_configuration_can_be_loaded_again(good, tmp_path):
         ('run.steps="3"', 'override: run.steps = "3": must be a whole number'),
         ("run.steps=1.5", "override: run.steps = 1.5: must be a whole number"),
         ("run.name=3", "override: run.name = 3: must be a string"),
+        ("run.name=a/b", 'override: run.name = "a/b": must match ^[^/]+$'),
         ("run=3", "override: run = 3: must be a table"),
         ("run.steps.x=3", "override: run.steps is a value, not a table"),
         ("learner.learning_rate=nan", "learner.learning_rate = nan: must be a finite number"),
@@ -108,6 +110,11 @@ def test_a_toml_error_names_file_and_line(tmp_path):
 def test_a_missing_file_is_said_with_the_name_that_was_meant(good):
     wanted = good.with_name("godo.toml")
     assert message_of(wanted) == f"{wanted}: no such file (did you mean {good}?)"
+
+
+def test_an_override_without_a_value_is_no_missing_file():
+    said = "run.steps: no such file (an override has a value: run.steps=...)"
+    assert message_of(Path("run.steps")) == said
 
 
 def test_an_unreadable_file_is_one_line(tmp_path):

@@ -41,6 +41,15 @@ def test_two_runs_of_one_second_get_two_folders(config):
     assert Run.create(config).folder != Run.create(config).folder
 
 
+def test_a_run_folder_that_cannot_be_made_is_one_line(work_folder):
+    (work_folder / "file").write_text("")
+    for folder in ("file", "file/below"):
+        with pytest.raises(ValueError, match=rf"run\.folder = {folder}: cannot be made: "):
+            Run.create(load_config("run.toml", [f"run.folder={folder}"]))
+    with pytest.raises(ValueError, match="File name too long"):
+        Run.create(load_config("run.toml", [f"run.name={'x' * 300}"]))
+
+
 def test_input_files_of_one_name_are_both_kept(config, work_folder):
     (work_folder / "other").mkdir()
     (work_folder / "other" / "run.toml").write_text("[run]\n")

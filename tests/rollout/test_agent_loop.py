@@ -1,4 +1,5 @@
 import asyncio
+import sys
 import time
 
 import numpy as np
@@ -48,6 +49,8 @@ class Shelf:
         """Put a number there."""
         if self.breaks == "tool":
             raise RuntimeError("it fell")
+        if self.breaks == "exit":
+            sys.exit(3)
         if self.breaks == "sandbox":
             raise SandboxError("no sandbox")
         self.value = number
@@ -68,6 +71,10 @@ class Shelf:
 async def grade(episode):
     if episode.task.reference.get("grader") == "raises":
         raise KeyError("answer")
+    if episode.task.reference.get("grader") == "exits":
+        raise SystemExit(3)
+    if episode.task.reference.get("grader") == "number":
+        return 0.5
     return Scored(value=float(episode.artifacts.get("number") == 3))
 
 
@@ -240,11 +247,17 @@ async def test_a_reset_that_raises_is_invalid_and_costs_nothing():
     assert trajectory.first_version == 0
 
 
-async def test_a_grader_that_raises_is_invalid_and_blamed():
-    trajectory = await play([PUT], reference={"grader": "raises"})
-    assert trajectory.outcome == Invalid(
-        reason="grader_failed", blame=Blame.GRADER, detail="KeyError: 'answer'"
-    )
+@pytest.mark.parametrize(
+    ("how", "detail"),
+    [
+        ("raises", "KeyError: 'answer'"),
+        ("exits", "SystemExit: 3"),
+        ("number", "TypeError: the grader returned float, not Scored or Invalid"),
+    ],
+)
+async def test_a_grader_that_breaks_is_invalid_and_blamed(how, detail):
+    trajectory = await play([PUT], reference={"grader": how})
+    assert trajectory.outcome == Invalid(reason="grader_failed", blame=Blame.GRADER, detail=detail)
 
 
 async def test_a_reset_or_a_grader_that_hangs_is_invalid(monkeypatch):
@@ -301,6 +314,24 @@ async def test_an_engine_that_fails_is_raised_and_everything_closed():
         await play(None, engine=engine)
     assert not engine.open_sessions
     assert Shelf.closed == [""]
+
+
+async def test_the_environment_is_closed_even_where_the_session_cannot_be(monkeypatch):
+    Shelf.closed.clear()
+
+    async def fail(session):
+        raise EngineError("the engine is gone")
+
+    monkeypatch.setattr("rollout.scripted_engine.ScriptedSession.close", fail)
+    with pytest.raises(EngineError, match="gone"):
+        await play([PUT])
+    assert Shelf.closed == [""]
+
+
+async def test_a_tool_that_exits_ends_its_episode_and_not_the_engine():
+    trajectory = await play([PUT], breaks="exit")
+    assert trajectory.invalid is not None
+    assert trajectory.invalid.detail == "Shelf.put raised SystemExit: 3"
 
 
 async def test_a_cancelled_episode_closes_its_session_and_environment():
