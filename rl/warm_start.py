@@ -91,9 +91,11 @@ def warm_start(config: RunConfig, demonstrations_folder: Path | None = None) -> 
 
     Raises:
         ValueError: an environment has no expert, an episode is longer than `rollout.max_tokens`,
-            or the preset is unknown.
+            the preset is unknown, or the folder of the checkpoint cannot be made.
     """
-    section = config.warm_start
+    section, folder = config.warm_start, config.model.checkpoint
+    shape = presets.get_preset(config.model.preset, section.vocabulary_size)
+    require_writable(folder)
     torch.set_num_threads(section.threads)
     train = play_demonstrations(config, Split.TRAIN, demonstrations_folder)
     held_out = play_demonstrations(config, Split.HELD_OUT, demonstrations_folder)
@@ -101,7 +103,6 @@ def warm_start(config: RunConfig, demonstrations_folder: Path | None = None) -> 
     train_rows = tokenize(train, tokenizer, config.rollout.max_tokens)
     held_out_rows = tokenize(held_out, tokenizer, config.rollout.max_tokens)
 
-    shape = presets.get_preset(config.model.preset, section.vocabulary_size)
     model = build_model(shape, seed=config.run.seed)
     started = time.monotonic()
     trainer = build_trainer(model, tokenizer, train_rows, held_out_rows, section, config.run.seed)
@@ -133,13 +134,26 @@ def warm_start(config: RunConfig, demonstrations_folder: Path | None = None) -> 
         held_out_loss=held_out_metrics["eval_loss"],
         held_out_accuracy=held_out_metrics["eval_mean_token_accuracy"],
     )
-    folder = config.model.checkpoint
     checkpoint.save(model, folder)
     tokenizer.save(folder)
     text = json.dumps(asdict(report), indent=2) + "\n"
     (folder / REPORT_NAME).write_text(text, encoding="utf-8")
     logger.info("%s: held-out loss %.4f", folder, report.held_out_loss)
     return report
+
+
+def require_writable(folder: Path) -> None:
+    """Make the folder of the checkpoint now: after an hour of training it would be a pity.
+
+    Raises:
+        ValueError: it cannot be made or written; one line.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"model.checkpoint = {folder}: {error.strerror}") from error
 
 
 def train_tokenizer(demonstrations: Sequence[Demonstration], vocabulary_size: int) -> Tokenizer:

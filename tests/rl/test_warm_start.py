@@ -47,6 +47,14 @@ def policy_positions(tokenizer, token_ids):
     return positions
 
 
+def test_a_checkpoint_that_cannot_be_written_is_said_before_anything_is_played(work_folder):
+    (work_folder / "file").write_text("")
+    for folder in ("file", "file/below"):
+        config = load_config("run.toml", [f"model.checkpoint={folder}"])
+        with pytest.raises(ValueError, match=rf"model\.checkpoint = {folder}: "):
+            warm_start(config)
+
+
 @pytest.mark.usefixtures("work_folder")
 def test_the_labels_that_the_trainer_collates_are_the_policys_tokens_and_no_others():
     config = make_config()
