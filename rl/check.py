@@ -6,6 +6,7 @@ Neither loads torch.
 """
 
 import asyncio
+import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +19,15 @@ from envs.registry import load_environment
 from envs.task import Task
 from envs.task_sets import load_tasks
 from envs.tools import tool_specs
+from model.config import ModelConfig
 from rewards.check import check_rewards
 from rewards.registry import load_grader
 from rl.checkpoint_files import check_checkpoint
 from rl.config import RunConfig
 from rl.config_loader import ConfigError
 from rl.doctor import available_memory_gib
+from rollout.cache_plan import check_cache, plan_cache
+from rollout.engine import EngineError
 from rollout.renderer import count_opening_tokens
 from rollout.tokenizer import Tokenizer
 
@@ -86,6 +90,8 @@ def check_ready(config: RunConfig) -> list[Finding]:
         _try("rollout.kv_cache_mib", lambda: _check_memory(config)),
         _try("rollout.ray_address", lambda: _check_ray(config.rollout.ray_address)),
     ]
+    if _is_good(findings[0]):
+        findings.append(_try("rollout.max_concurrent_episodes", lambda: _check_cache(config)))
     tokenizer = Tokenizer.load(config.model.checkpoint) if _is_good(findings[0]) else None
     for name, section in config.environments.items():
         for split in Split:
@@ -121,6 +127,16 @@ def _check_memory(config: RunConfig) -> str:
             f"GiB, but {free:.1f} GiB are free: lower rollout.kv_cache_mib or rollout.num_engines"
         )
     return f"engines want {wanted:.1f} GiB, {free:.1f} GiB are free"
+
+
+def _check_cache(config: RunConfig) -> str:
+    values = json.loads((config.model.checkpoint / "config.json").read_text(encoding="utf-8"))
+    plan = plan_cache(ModelConfig.from_json(values), config.rollout)
+    try:
+        check_cache(plan, config.rollout)
+    except EngineError as error:
+        raise ValueError(str(error)) from error
+    return f"{config.rollout.max_concurrent_episodes} conversations fit the cache"
 
 
 def _check_ray(address: str) -> str:

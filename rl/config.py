@@ -22,8 +22,8 @@ class RunSection(Section):
     """Prefix of the run folder; without a slash."""
     folder: Path = Path("runs")
     """Run folders are made in here."""
-    steps: int = Field(default=24, ge=1)
-    """Optimizer updates."""
+    steps: int = Field(default=24, ge=1, le=100_000)
+    """Optimizer updates; all their groups are planned ahead, hence the bound."""
     seed: int = Field(default=0, ge=0)
     """Every other seed derives from this one and from names."""
 

@@ -74,19 +74,28 @@ def context_tokens(config: RolloutConfig) -> int:
     return config.max_tokens + 1
 
 
+def check_cache(plan: CachePlan, config: RolloutConfig) -> None:
+    """Refuse a cache that is too small for the conversations.
+
+    Raises:
+        EngineError: which figure is off, and what to change.
+    """
+    if plan.total_bytes > config.kv_cache_mib << 20:
+        raise EngineError(
+            f"rollout.kv_cache_mib = {config.kv_cache_mib} is too small for "
+            f"rollout.max_concurrent_episodes = {config.max_concurrent_episodes} of "
+            f"{config.max_tokens} tokens: raise it to {-(-plan.total_bytes // (1 << 20))}"
+        )
+
+
 def check_memory(plan: CachePlan, config: RolloutConfig) -> None:
     """Refuse a cache that is too small for the conversations, or too large for the machine.
 
     Raises:
         EngineError: which figure is off, and what to change.
     """
+    check_cache(plan, config)
     cache_bytes = config.kv_cache_mib << 20
-    if plan.total_bytes > cache_bytes:
-        raise EngineError(
-            f"rollout.kv_cache_mib = {config.kv_cache_mib} is too small for "
-            f"rollout.max_concurrent_episodes = {config.max_concurrent_episodes} of "
-            f"{config.max_tokens} tokens: raise it to {-(-plan.total_bytes // (1 << 20))}"
-        )
     available = psutil.virtual_memory().available
     if available < cache_bytes + PROCESS_BYTES:
         raise EngineError(

@@ -1,5 +1,6 @@
 """Builders of small trajectories, and a working folder with all that a small run needs."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from safetensors.numpy import save_file
 
 from envs.episode import Episode, StopReason
 from envs.task import Task
+from model import presets
 from rewards.reward import Blame, Invalid, Scored
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Segment, Source, TokenSpan, Trajectory
@@ -152,12 +154,11 @@ def checkpoint(tmp_path: Path) -> Path:
     folder = tmp_path / "checkpoint"
     tokenizer = Tokenizer.train(["say word1", "heard", "say(text)"], 300)
     tokenizer.save(folder)
-    config = {"vocab_size": 300, "hidden_size": 4, "num_hidden_layers": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = {
-        "model.embed_tokens.weight": np.zeros((300, 4), np.float32),
-        "model.layers.0.input_layernorm.weight": np.ones(4, np.float32),
-    }
+    shape = presets.get_preset("tiny", 300)
+    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(shape)))
+    weights = {"model.embed_tokens.weight": np.zeros((300, shape.hidden_size), np.float32)}
+    for layer in range(shape.num_hidden_layers):
+        weights[f"model.layers.{layer}.input_layernorm.weight"] = np.ones(4, np.float32)
     save_file(weights, folder / "model.safetensors")
     return folder
 

@@ -53,6 +53,13 @@ def test_every_error_is_found_not_only_the_first(work_folder):
         require_ready(config)
 
 
+def test_a_cache_too_small_for_the_conversations_is_found(work_folder):
+    config = load_config("run.toml", ["rollout.max_concurrent_episodes=1000000"])
+    ((subject, text),) = errors(check_ready(config))
+    assert subject == "rollout.max_concurrent_episodes"
+    assert "rollout.kv_cache_mib = 256 is too small" in text
+
+
 def test_a_grader_that_does_not_load_is_found(work_folder):
     world = work_folder / "echo_world.py"
     world.write_text(world.read_text().replace("echo_world:grade", "echo_world:graed"))

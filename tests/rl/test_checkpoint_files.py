@@ -14,7 +14,7 @@ def test_a_whole_checkpoint_passes(checkpoint):
 
 def test_shapes_are_read_from_the_header(checkpoint):
     shapes = read_shapes(checkpoint / "model.safetensors")
-    assert shapes["model.embed_tokens.weight"] == [300, 4]
+    assert shapes["model.embed_tokens.weight"] == [300, 128]
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
@@ -34,7 +34,7 @@ def test_weights_that_are_cut_short_are_found(checkpoint, keep):
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
-    [("vocab_size", 299, "has shape"), ("num_hidden_layers", 2, "1 layers")],
+    [("vocab_size", 299, "has shape"), ("num_hidden_layers", 2, "4 layers")],
 )
 def test_a_configuration_that_does_not_fit_the_weights_is_found(checkpoint, key, value, said):
     path = checkpoint / "config.json"

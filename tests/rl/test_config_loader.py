@@ -72,6 +72,7 @@ def test_the_resolved_configuration_can_be_loaded_again(good, tmp_path):
         ('run.steps="3"', 'override: run.steps = "3": must be a whole number'),
         ("run.steps=1.5", "override: run.steps = 1.5: must be a whole number"),
         ("run.name=3", "override: run.name = 3: must be a string"),
+        ("run.steps=1000000", "override: run.steps = 1000000: must be at most 100000"),
         ("run.name=a/b", 'override: run.name = "a/b": must match ^[^/]+$'),
         ("run=3", "override: run = 3: must be a table"),
         ("run.steps.x=3", "override: run.steps is a value, not a table"),
