@@ -238,9 +238,10 @@ class Collector:
             with contextlib.suppress(TimeoutError, RayError):
                 async with asyncio.timeout(SHUTDOWN_SECONDS):
                     await asyncio.gather(*ends)
+        # Before Ray does it, which kills the tracker of the engine's semaphores with the rest.
+        kill_processes(left_over, grace_seconds=0.0)
         for seat in self._seats:
             ray.kill(seat.actor)
-        kill_processes(left_over, grace_seconds=0.5 if is_orderly else 0.0)
         self._placement.end()
         self._placement = None
         self._seats = []

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import psutil
 
@@ -25,6 +26,8 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 """Time for a cluster's address to take a connection."""
 HEALTH_TIMEOUT_SECONDS = 10.0
 """Time for what takes the connection to answer as Ray."""
+TRACKER_SECONDS = 1.0
+"""Time to unlink the semaphores of killed processes."""
 OBJECT_STORE_BYTES = 128 << 20
 """Shared memory of a Ray that we start; groups of trajectories are a few hundred KiB."""
 
@@ -76,6 +79,7 @@ def connect(address: str) -> Placement:
 
     if ray.is_initialized():
         raise RuntimeError("this process is connected to Ray already")
+    _errors_to_log()
     quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         with _own_signals():
@@ -94,6 +98,17 @@ def connect(address: str) -> Placement:
             reason = str(error).strip().splitlines()[0]
             raise ValueError(f"rollout.ray_address = {address!r}: {reason}") from error
     return Placement(is_ours=False)
+
+
+def _errors_to_log() -> None:
+    """Log what Ray would print of processes that die: the error that ends a run says it."""
+    from ray._private import worker
+
+    def record(data: Mapping[str, Any], **options: object) -> None:
+        del options
+        _log.warning("Ray: %s", " ".join(map(str, data["lines"])))
+
+    worker.print_to_stdstream = record  # pyright: ignore[reportAttributeAccessIssue]  a seam of Ray's own
 
 
 def _find_cluster(address: str) -> str:
@@ -144,18 +159,41 @@ def descendants(pid: int | None = None) -> list[psutil.Process]:
 
 
 def kill_processes(processes: Sequence[psutil.Process], grace_seconds: float) -> None:
-    """Wait for processes to end, and kill those that do not; ended ones are no error."""
+    """Wait for processes to end, and kill those that do not; ended ones are no error.
+
+    What frees the semaphores of killed processes ends by itself after them, and is killed last;
+    that of this process stays.
+    """
     deadline = time.monotonic() + grace_seconds
     alive = list(processes)
     while alive and time.monotonic() < deadline:
         _, alive = psutil.wait_procs(alive, timeout=0.1)
-    for process in alive:
+    trackers = [process for process in alive if _is_tracker(process)]
+    _kill([process for process in alive if process not in trackers])
+    others = [process for process in trackers if not _is_child(process)]
+    _, alive = psutil.wait_procs(others, timeout=TRACKER_SECONDS)
+    _kill(alive)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
         _log.info("killing left-over process %d", process.pid)
-        try:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(alive, timeout=2.0)
+    psutil.wait_procs(processes, timeout=2.0)
+
+
+def _is_child(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.ppid() == os.getpid()
+    return False
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    """Whether it is Python's, which unlinks the named semaphores of a family of processes."""
+    with suppress(psutil.Error):
+        return "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+    return False
 
 
 @contextmanager

@@ -2,11 +2,12 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from rollout.placement import connect, descendants, kill_processes
+from rollout.placement import _errors_to_log, connect, descendants, kill_processes
 
 
 @pytest.fixture
@@ -61,3 +62,36 @@ def test_the_descendants_of_a_process_that_is_gone_are_none():
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     assert descendants(gone.pid) == []
+
+
+def test_the_semaphores_of_killed_processes_are_freed():
+    script = (
+        "import multiprocessing\n"
+        "lock = multiprocessing.get_context('spawn').Lock()\n"
+        "print(lock._semlock.name, flush=True)\n"
+        "input()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    file = Path("/dev/shm") / f"sem.{parent.stdout.readline().strip().removeprefix('/')}"
+    assert file.exists()
+    family = [psutil.Process(parent.pid), *descendants(parent.pid)]
+    kill_processes(family, grace_seconds=0.0)
+    parent.stdin.close()
+    parent.stdout.close()
+    parent.wait(5)
+    assert not file.exists()
+    assert not any(process.is_running() for process in family)
+
+
+def test_what_ray_says_of_dead_processes_is_logged_and_not_printed(caplog, capfd, monkeypatch):
+    from ray._private import worker
+
+    monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    _errors_to_log()
+    worker.print_to_stdstream({"lines": ["a worker died"], "pid": "raylet"}, ignore_prefix=False)
+    assert "Ray: a worker died" in caplog.text
+    assert capfd.readouterr() == ("", "")
