@@ -6,6 +6,7 @@ One episode (`>` is the policy):
     > write(def f(xs): return sum(x + 3 for x in xs if x > 4))    saved
     > run_tests()                                0 of 3 passed; f([4, 7]) = 10, not 17
     > write(def f(xs): return sum(x + 3 for x in xs if x >= 4))   saved
+    > run_tests()                                3 of 3 passed
     > submit()                                                    submitted
 
 As in real requests, the description leaves something open: whether "above 4" takes the 4 itself.
@@ -288,7 +289,7 @@ def make_expert(task: Task, source: random.Random, careful_share: float = 0.3) -
     """Make a scripted policy: careful in some episodes, hasty in the others.
 
     Both first write the strict reading, by habit. The hasty one submits it. The careful one runs
-    the tests and, if one fails, writes the inclusive reading before it submits.
+    the tests, writes the inclusive reading if one fails, and submits only what has passed.
 
     Args:
         task: The task of the episode.
@@ -307,7 +308,7 @@ def make_expert(task: Task, source: random.Random, careful_share: float = 0.3) -
             return _call("submit")
         if called[-1] == "run_tests":
             return _call("write", code=rule.write(is_inclusive=True))
-        return _call("submit" if "run_tests" in called else "run_tests")
+        return _call("run_tests")
 
     return act
 

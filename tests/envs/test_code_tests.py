@@ -172,7 +172,10 @@ async def test_the_careful_expert_repairs_and_the_hasty_one_submits_its_draft():
         [call.name for message in episode.messages for call in message.tool_calls]
         for episode in (careful, hasty)
     ]
-    assert names == [["write", "run_tests", "write", "submit"], ["write", "submit"]]
+    assert names == [
+        ["write", "run_tests", "write", "run_tests", "submit"],
+        ["write", "submit"],
+    ]
     assert careful.artifacts["code"] == task.reference["solution"]
     assert hasty.artifacts["code"] != task.reference["solution"]
 
