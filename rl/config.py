@@ -1,7 +1,7 @@
 """The whole configuration of a run: every section, and the checks that cross them."""
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -114,12 +114,12 @@ class WarmStartSection(Section):
 
     demonstrations_per_environment: int = Field(default=6000, ge=1)
     """Episodes that the experts play in each environment."""
-    epochs: float = Field(default=3.0, gt=0)
-    """Passes over the demonstrations."""
+    epochs: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(3.0,), min_length=1)
+    """Passes over the demonstrations in each cycle; a cycle restarts learning rate and AdamW."""
     batch_size: int = Field(default=32, ge=1)
     """Episodes per update."""
     learning_rate: float = Field(default=3e-3, gt=0)
-    """AdamW's peak, cosine to a tenth."""
+    """AdamW's peak, cosine to a tenth in every cycle."""
     threads: int = Field(default=2, ge=1)
     """CPU threads."""
     vocabulary_size: int = Field(default=1024, ge=300)

@@ -105,14 +105,17 @@ def warm_start(config: RunConfig, demonstrations_folder: Path | None = None) -> 
 
     model = build_model(shape, seed=config.run.seed)
     started = time.monotonic()
-    trainer = build_trainer(model, tokenizer, train_rows, held_out_rows, section, config.run.seed)
-    num_updates = trainer.train().global_step
+    num_updates, held_out_metrics = 0, {}
+    for cycle in range(len(section.epochs)):
+        seed = config.run.seed + cycle
+        trainer = build_trainer(model, tokenizer, train_rows, held_out_rows, section, seed, cycle)
+        num_updates += trainer.train().global_step
+        held_out_metrics = trainer.evaluate()
     seconds = time.monotonic() - started
-    held_out_metrics = trainer.evaluate()
 
     num_tokens = sum(len(row["input_ids"]) for row in train_rows)
     num_policy = sum(label != IGNORED for row in train_rows for label in row["labels"])
-    trained_tokens = round(num_tokens * section.epochs)
+    trained_tokens = round(num_tokens * sum(section.epochs))
     report = WarmStartReport(
         preset=config.model.preset,
         seed=config.run.seed,
@@ -210,13 +213,25 @@ def build_trainer(
     held_out_rows: Sequence[dict[str, list[int]]],
     section: WarmStartSection,
     seed: int,
+    cycle: int = 0,
 ) -> SFTTrainer:
-    """Set up TRL's trainer: float32, AdamW, warm-up, cosine to a tenth, rows of like length."""
-    num_updates = math.ceil(len(train_rows) / section.batch_size * section.epochs)
+    """Set up TRL's trainer: float32, AdamW, warm-up, cosine to a tenth, rows of like length.
+
+    Args:
+        model: Trained in place.
+        tokenizer: Gives the padding token.
+        train_rows: What to train on, from `tokenize`.
+        held_out_rows: What to measure on.
+        section: Batch size, peak of the learning rate, passes of each cycle.
+        seed: Of the order of the rows.
+        cycle: Which of `section.epochs`.
+    """
+    epochs = section.epochs[cycle]
+    num_updates = math.ceil(len(train_rows) / section.batch_size * epochs)
     with tempfile.TemporaryDirectory() as folder:
         arguments = SFTConfig(
             output_dir=folder,
-            num_train_epochs=section.epochs,
+            num_train_epochs=epochs,
             per_device_train_batch_size=section.batch_size,
             per_device_eval_batch_size=section.batch_size,
             train_sampling_strategy="group_by_length",

@@ -27,7 +27,7 @@ def make_config(**section):
             "warm_start": {
                 "demonstrations_per_environment": 24,
                 "batch_size": 8,
-                "epochs": 1,
+                "epochs": [1],
                 "threads": 1,
                 "vocabulary_size": 300,
                 **section,
@@ -112,7 +112,7 @@ def test_a_demonstration_longer_than_an_episode_is_refused():
 @pytest.mark.slow
 @pytest.mark.usefixtures("work_folder")
 def test_a_warm_start_writes_a_checkpoint_that_loads_with_its_tokenizer_and_report():
-    config = make_config(epochs=3)
+    config = make_config(epochs=[1, 2])
     report = warm_start(config)
     folder = config.model.checkpoint
     assert checkpoint.load(folder).config.shape.vocab_size == 300
