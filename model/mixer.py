@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kernels.delta_attention import delta_attention
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class Mixer(Protocol):
     """Mixes the tokens of one forward; tokens of all sequences lie behind each other.
 
-    C = 3HK is the width of a KDA layer's projections, R that of an MLA layer's latent.
+    C = 3HK is the width of a KDA layer's projections. Of an MLA layer, Q is the width of a head's
+    query, R that of the latent with the shared key.
     """
 
     def delta(
@@ -40,10 +41,10 @@ class Mixer(Protocol):
     def latent_attention(
         self,
         layer: "MLALayer",
-        q: Float[Tensor, "T H R"],
+        q: Float[Tensor, "T H Q"],
         latent: Float[Tensor, "T R"],
-    ) -> Float[Tensor, "T H R"]:
-        """Attend causally: keys and values of all heads are the latents; scale `layer.scale`."""
+    ) -> Float[Tensor, "T H V"]:
+        """Attend causally, in either of `layer`'s two forms, with scale `layer.scale`."""
         ...
 
 
@@ -103,13 +104,27 @@ class PackedMixer:
     def latent_attention(
         self,
         layer: "MLALayer",
-        q: Float[Tensor, "T H R"],
+        q: Float[Tensor, "T H Q"],
         latent: Float[Tensor, "T R"],
-    ) -> Float[Tensor, "T H R"]:
-        """See `Mixer`."""
-        queries = self.pad(q).transpose(1, 2)
+    ) -> Float[Tensor, "T H V"]:
+        """See `Mixer`. Takes the form that needs fewer operations."""
+        if layer.attends_cheaper_expanded:
+            k, v = layer.expand(latent)
+            # The fused attentions want one width; zeros beside a value are cut off again.
+            widest = max(k.shape[-1], v.shape[-1])
+            queries, keys, values = (self.pad(_widen(x, widest)).transpose(1, 2) for x in (q, k, v))
+            output = scaled_dot_product_attention(
+                queries, keys, values, is_causal=True, scale=layer.scale
+            )
+            return self.unpad(output.transpose(1, 2))[..., : v.shape[-1]]
+        queries = self.pad(layer.absorb(q)).transpose(1, 2)
         latents = self.pad(latent).unsqueeze(1).expand(-1, queries.shape[1], -1, -1)
         output = scaled_dot_product_attention(
             queries, latents, latents, is_causal=True, scale=layer.scale
         )
-        return self.unpad(output.transpose(1, 2))
+        return layer.read_values(self.unpad(output.transpose(1, 2)))
+
+
+def _widen(x: Tensor, width: int) -> Tensor:
+    """Append zeros to the last dimension."""
+    return x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))

@@ -222,12 +222,13 @@ class StateMixer:
     def latent_attention(
         self,
         layer: MLALayer,
-        q: Float[Tensor, "T H R"],
+        q: Float[Tensor, "T H Q"],
         latent: Float[Tensor, "T R"],
-    ) -> Float[Tensor, "T H R"]:
-        """See `Mixer`. Multi-query attention, exact because the layer has no positions."""
-        output = self.attentions[layer.layer](q.flatten(1), latent, latent)
-        return output.view_as(q)
+    ) -> Float[Tensor, "T H V"]:
+        """See `Mixer`. Absorbed: multi-query attention over the cached latents."""
+        absorbed = layer.absorb(q)
+        output = self.attentions[layer.layer](absorbed.flatten(1), latent, latent)
+        return layer.read_values(output.view_as(absorbed))
 
 
 def _prefill(

@@ -43,9 +43,9 @@ class CachedMixer:
         past = self.latents.get(layer.layer, latent[:0])
         self.latents[layer.layer] = seen = torch.cat([past, latent])
         keys = seen.expand(layer.num_heads, -1, -1)
-        q = q.transpose(0, 1)
+        q = layer.absorb(q).transpose(0, 1)
         output = scaled_dot_product_attention(q, keys, keys, scale=layer.scale)
-        return output.transpose(0, 1)
+        return layer.read_values(output.transpose(0, 1))
 
 
 def test_tiny_has_between_one_and_two_million_parameters():
