@@ -1,0 +1,113 @@
+"""The compiler's figures are read right: a lean kernel passes, one that spills is reported."""
+
+import pytest
+import triton
+import triton.language as tl
+
+from kernels.aot import (
+    TARGETS,
+    AotCase,
+    KernelReport,
+    compile_case,
+    format_table,
+    summarise,
+)
+
+
+@triton.jit
+def scale(x, y, n, factor, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, factor * tl.load(x + at, mask=at < n), mask=at < n)
+
+
+@triton.jit
+def hoard(x, y, num_steps, SIZE: tl.constexpr):
+    # An accumulator of more numbers than the threads of one warp have registers.
+    rows = tl.arange(0, SIZE)[:, None]
+    columns = tl.arange(0, SIZE)[None, :]
+    inner = tl.arange(0, 16)
+    total = tl.zeros((SIZE, SIZE), tl.float32)
+    for step in range(num_steps):
+        left = tl.load(x + step * SIZE * 16 + rows * 16 + inner[None, :])
+        right = tl.load(x + step * SIZE * 16 + columns * 16 + inner[:, None])
+        total += tl.dot(left, right)
+    tl.store(y + rows * SIZE + columns, total)
+
+
+def case_of(kernel, signature, constexprs, **options):
+    defaults = {"num_warps": 4, "num_stages": 2, "chosen": True}
+    return AotCase(
+        name="case", kernel=kernel, signature=signature, constexprs=constexprs, **defaults | options
+    )
+
+
+LEAN = case_of(
+    scale,
+    {"x": "*bf16", "y": "*fp32", "n": "i32", "factor": "fp32"},
+    {"BLOCK": 256},
+    divisible_by_16=("x", "y"),
+)
+
+
+def spilling_case(target):
+    # An AMD warp has 64 threads of 512 registers, an NVIDIA one 32 of 255.
+    size = 256 if target == "gfx942" else 128
+    signature = {"x": "*bf16", "y": "*fp32", "num_steps": "i32"}
+    return case_of(hoard, signature, {"SIZE": size}, num_warps=1)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_lean_kernel_compiles_for_every_target_without_spills(target):
+    report = compile_case("op", LEAN, TARGETS[target])
+    assert report.problem == ""
+    assert 0 < report.registers < 64
+    assert report.spill_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_kernel_that_spills_is_a_problem_where_it_is_chosen(target):
+    report = compile_case("op", spilling_case(target), TARGETS[target])
+    assert report.spill_bytes > 0
+    assert "spills" in report.problem
+    assert "FAILED op case" in format_table([report, *others(report)])
+    assert summarise([report])[target] == {"kernels": 1, "spills": 1}
+
+
+def others(report):
+    return [
+        KernelReport(op="op", case="case", target=target, chosen=True)
+        for target in TARGETS
+        if target != report.target
+    ]
+
+
+def test_a_candidate_may_spill_but_must_compile():
+    spilling = KernelReport(op="op", case="c", target="sm_90", chosen=False, spill_bytes=8)
+    broken = KernelReport(op="op", case="c", target="sm_90", chosen=False, error="no such type")
+    assert spilling.problem == ""
+    assert broken.problem == "no such type"
+
+
+def test_more_shared_memory_than_the_device_has_is_a_problem():
+    report = KernelReport(op="op", case="c", target="gfx942", chosen=True, shared_bytes=70_000)
+    assert "shared memory" in report.problem
+
+
+def test_a_kernel_that_does_not_compile_is_reported_with_the_reason():
+    wrong = case_of(scale, {"x": "fp32", "y": "*fp32", "n": "i32", "factor": "fp32"}, {"BLOCK": 16})
+    report = compile_case("op", wrong, TARGETS["sm_90"])
+    assert report.error
+    assert report.problem == report.error
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        {"x": "*fp32", "y": "*fp32", "n": "i32"},
+        {"x": "*fp32", "y": "*fp32", "n": "i32", "factor": "fp32", "BLOCK": "i32"},
+    ],
+)
+def test_a_case_must_type_every_argument_once(signature):
+    with pytest.raises(ValueError, match=r"factor|BLOCK"):
+        compile_case("op", case_of(scale, signature, {"BLOCK": 16}), TARGETS["sm_90"])
