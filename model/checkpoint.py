@@ -1,11 +1,19 @@
-"""Checkpoint folders: `config.json` and `model.safetensors`, small on disk, float32 in memory."""
+"""Checkpoint folders: `config.json` and safetensors, small on disk, float32 in memory.
+
+Written as `model.safetensors`; read from that or from shards with an index, with the published
+names: those of `Decoder` and its head, or the same below LANGUAGE_MODEL.
+"""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from model.config import ModelConfig
@@ -13,6 +21,15 @@ from model.hybrid import HybridConfig, HybridForCausalLM
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+LANGUAGE_MODEL = "language_model."
+"""Prefix of the text model's names where a checkpoint also holds a vision tower."""
+VISION = ("vision_tower.", "mm_projector.")
+"""Prefixes of what a text model leaves unread."""
+PADDED = "A_log"
+"""End of the names of tensors that published checkpoints pad: 128 entries for 96 heads."""
+MAX_NAMED = 10
+"""Tensors that one error names; the others are counted."""
 KEPT_FLOAT32 = ("A_log", "dt_bias", "conv1d.weight", "gate.weight", "e_score_correction_bias")
 """Ends of the names whose rounding moves log-probabilities most: stored as they are."""
 
@@ -47,27 +64,22 @@ def save(model: HybridForCausalLM, folder: Path | str, dtype: torch.dtype = torc
 
 
 def load(folder: Path | str) -> HybridForCausalLM:
-    """Read a checkpoint into a float32 model.
+    """Read a checkpoint, ours or a published one, into a float32 model.
 
     Raises:
         CheckpointError: the folder or a file is missing, damaged, or of another model.
     """
     folder = Path(folder)
     model = HybridForCausalLM(HybridConfig.from_shape(load_shape(folder)))
-    weights = load_weights(folder)
-    expected = model.state_dict()
-    for name in expected.keys() | weights.keys():
-        if name not in weights:
-            raise CheckpointError(f"checkpoint {folder}: {WEIGHTS} lacks {name}")
-        if name not in expected:
-            raise CheckpointError(
-                f"checkpoint {folder}: {WEIGHTS} has {name}, unknown to the model"
-            )
-        if expected[name].shape != weights[name].shape:
-            raise CheckpointError(
-                f"checkpoint {folder}: {name} is {tuple(weights[name].shape)}, the model has "
-                f"{tuple(expected[name].shape)}"
-            )
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    stored = find_tensors(folder)
+    require_fit(folder, stored, expected)
+    weights: dict[str, Tensor] = {}
+    for path in sorted({tensor.file for tensor in stored.values()}):
+        with _opened(folder, path) as file:
+            for name, tensor in stored.items():
+                if tensor.file == path:
+                    weights[name] = _narrow(file.get_tensor(tensor.key), expected[name])
     model.load_state_dict(weights)
     return model.eval()
 
@@ -86,17 +98,101 @@ def load_shape(folder: Path | str) -> ModelConfig:
         raise CheckpointError(f"checkpoint {folder}: {CONFIG} is not usable: {error}") from error
 
 
-def load_weights(folder: Path | str) -> dict[str, Tensor]:
-    """Read a checkpoint's tensors by name, as stored.
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor lies in a checkpoint."""
+
+    file: str
+    """Name of the safetensors file."""
+    key: str
+    """Name in that file: the model's, or with LANGUAGE_MODEL before it."""
+    shape: tuple[int, ...]
+
+
+def find_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Find a checkpoint's tensors by the model's names, in one file or in shards.
+
+    Those of a vision tower and its projector are left out.
 
     Raises:
         CheckpointError: the folder or its weights are missing or damaged.
     """
-    path = _require(Path(folder), WEIGHTS)
+    stored: dict[str, StoredTensor] = {}
+    for file_name, keys in _files(folder).items():
+        with _opened(folder, file_name) as file:
+            present = set(file.keys())
+            for key in present if keys is None else keys:
+                if key.startswith(VISION):
+                    continue
+                if key not in present:
+                    raise CheckpointError(f"checkpoint {folder}: {file_name} lacks {key}")
+                name = key.removeprefix(LANGUAGE_MODEL)
+                if name in stored:
+                    raise CheckpointError(f"checkpoint {folder}: {name} is stored twice")
+                shape = tuple(file.get_slice(key).get_shape())
+                stored[name] = StoredTensor(file_name, key, shape)
+    return stored
+
+
+def require_fit(
+    folder: Path, stored: Mapping[str, StoredTensor], expected: Mapping[str, Sequence[int]]
+) -> None:
+    """Check names and shapes of stored tensors against a model's.
+
+    Raises:
+        CheckpointError: some do not fit; names MAX_NAMED of them and counts the others.
+    """
+    problems = [f"it lacks {name}" for name in sorted(expected.keys() - stored.keys())]
+    problems += [
+        f"it has {name}, unknown to the model" for name in sorted(stored.keys() - expected.keys())
+    ]
+    problems += [
+        f"{name} is {list(tensor.shape)}, the model has {list(expected[name])}"
+        for name, tensor in sorted(stored.items())
+        if name in expected and not _fits(name, tensor.shape, tuple(expected[name]))
+    ]
+    if problems:
+        more = f"; and {len(problems) - MAX_NAMED} more" if len(problems) > MAX_NAMED else ""
+        named = "; ".join(problems[:MAX_NAMED])
+        raise CheckpointError(f"checkpoint {folder}: {named}{more}")
+
+
+def _fits(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    is_padded = name.endswith(PADDED) and len(found) == 1 and found > expected
+    return found == expected or is_padded
+
+
+def _narrow(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """Cut padding off the first dimension: the real entries come first."""
+    return tensor[: shape[0]] if shape else tensor
+
+
+def _files(folder: Path) -> dict[str, list[str] | None]:
+    """Return each file of weights with the names to read from it; None is all of them."""
+    if not (folder / INDEX).is_file():
+        _require(folder, WEIGHTS)
+        return {WEIGHTS: None}
+    files: dict[str, list[str] | None] = {}
     try:
-        return load_file(path)
+        places = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        for key, file_name in places.items():
+            keys = files.setdefault(Path(file_name).name, [])
+            assert keys is not None
+            keys.append(key)
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {folder}: {INDEX} is not usable: {error}") from error
+    return files
+
+
+@contextmanager
+def _opened(folder: Path, name: str) -> Iterator[Any]:
+    path = _require(folder, name)
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"checkpoint {folder}: {WEIGHTS} is damaged: {error}") from error
+        text = " ".join(str(error).split())
+        raise CheckpointError(f"checkpoint {folder}: {name} is damaged: {text}") from error
 
 
 def _require(folder: Path, name: str) -> Path:

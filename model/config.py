@@ -1,11 +1,43 @@
-"""The shape of a model: numbers only, checked, importable without torch."""
+"""The shape of a model: numbers only, checked, importable without torch.
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+`from_json` reads and `to_json` writes the fields of a published `config.json`: those of the text
+model (`model_type` "kimi_linear"), alone or below `text_config` (`model_type` "kimi_k3").
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
 MIN_KV_LORA_RANK = 32
 """Narrowest latent for which the CPU engine has an attention kernel."""
+TEXT_CONFIG = "text_config"
+"""Where a model with a vision tower keeps the fields of its text model."""
+LINEAR_ATTENTION = "linear_attn_config"
+"""Where published configurations keep the layer pattern and what concerns KDA alone."""
+PUBLISHED_NAMES = {
+    "full_attn_layers": "full_attn_layers",
+    "kda_head_dim": "head_dim",
+    "short_conv_kernel_size": "short_conv_kernel_size",
+    "gate_lower_bound": "gate_lower_bound",
+}
+"""Fields of `ModelConfig` that stand in LINEAR_ATTENTION, and their names there."""
+CONSTANTS: dict[str, tuple[Any, Any]] = {
+    "hidden_act": ("situ", "silu"),
+    "latent_moe_use_norm": (True, False),
+    "mla_use_nope": (True, False),
+    "mla_use_output_gate": (True, False),
+    "moe_layer_freq": (1, 1),
+    "moe_renormalize": (True, True),
+    "moe_router_activation_func": ("sigmoid", "sigmoid"),
+    "num_expert_group": (1, 1),
+    "quantization_config": (None, None),
+    "routed_scaling_factor": (1.0, 1.0),
+    "tie_word_embeddings": (False, False),
+    "topk_group": (1, 1),
+    "topk_method": ("noaux_tc", "noaux_tc"),
+}
+"""Published fields with one value that is implemented: that value, and what an absent field means
+to the published configuration class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,11 +105,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         self._check_positive()
         self._check_layers()
-        if not -5.0 <= self.gate_lower_bound < 0.0:
-            raise ValueError(
-                f"gate_lower_bound = {self.gate_lower_bound} is outside [-5, 0): the chunked scan "
-                "would leave float32's range"
-            )
+        check_gate_lower_bound(self.gate_lower_bound)
         if self.kv_lora_rank < MIN_KV_LORA_RANK:
             raise ValueError(
                 f"kv_lora_rank = {self.kv_lora_rank} is below {MIN_KV_LORA_RANK}, the narrowest "
@@ -132,34 +160,96 @@ class ModelConfig:
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        values = asdict(self)
-        values["full_attn_layers"] = list(self.full_attn_layers)
+        """Return the text model's fields of a published `config.json`, without `model_type`."""
+        values = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in PUBLISHED_NAMES
+        }
+        values |= {name: value for name, (value, _) in CONSTANTS.items() if value is not None}
+        global_layers = list(self.full_attn_layers)
+        pattern = range(1, self.num_hidden_layers + 1)
+        values[LINEAR_ATTENTION] = {
+            "full_attn_layers": global_layers,
+            "gate_lower_bound": self.gate_lower_bound,
+            "head_dim": self.kda_head_dim,
+            "kda_layers": [layer for layer in pattern if layer not in global_layers],
+            "num_heads": self.num_attention_heads,
+            "short_conv_kernel_size": self.short_conv_kernel_size,
+            "use_full_rank_gate": True,
+        }
         return values
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "ModelConfig":
-        """Read the fields from a checkpoint's JSON; keys of other programs are left alone.
+        """Read a published `config.json`; fields that do not shape the text model are left alone.
 
         Raises:
-            ValueError: a field is missing or of the wrong type, or sizes do not fit together.
+            ValueError: a field is missing, of the wrong type, or asks for what is not implemented;
+                or sizes do not fit together.
         """
-        known = {}
+        if TEXT_CONFIG in values:
+            _check_constants(values, ("quantization_config",))
+            values = _section(values, TEXT_CONFIG)
+        linear = _section(values, LINEAR_ATTENTION)
+        known, missing = {}, []
         for field in fields(cls):
-            if field.name not in values:
+            source = linear if field.name in PUBLISHED_NAMES else values
+            name = PUBLISHED_NAMES.get(field.name, field.name)
+            if source.get(name) is None:
+                missing.append(name)
                 continue
-            value = values[field.name]
-            if field.type is float and isinstance(value, int):
-                value = float(value)
-            if field.name == "full_attn_layers" and isinstance(value, (list, tuple)):
-                value = tuple(value)
-                matches = all(type(layer) is int for layer in value)
-            else:
-                matches = type(value) is field.type
-            if not matches:
-                raise ValueError(f"{field.name} = {value!r} is of the wrong type")
-            known[field.name] = value
-        try:
-            return cls(**known)
-        except TypeError as error:
-            raise ValueError(f"model configuration is incomplete: {error}") from None
+            known[field.name] = _typed(name, source[name], field.type)
+        if missing:
+            raise ValueError(f"model configuration is incomplete: it lacks {', '.join(missing)}")
+        _check_constants(values, CONSTANTS)
+        config = cls(**known)
+        _check_linear_attention(config, linear)
+        return config
+
+
+def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = values.get(name)
+    if not isinstance(section, Mapping):
+        raise ValueError(f"model configuration is incomplete: {name} = {section!r} is no object")  # noqa: TRY004  bad input
+    return section
+
+
+def _check_constants(values: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse what is not implemented, also where a field's absence asks for it."""
+    for name in names:
+        implemented, if_absent = CONSTANTS[name]
+        found = values.get(name, if_absent)
+        if found != implemented:
+            text = f"{found!r}" if name in values else f"{found!r} (it is absent)"
+            raise ValueError(f"{name} = {text} is not implemented, only {implemented!r}")
+
+
+def _typed(name: str, value: Any, kind: Any) -> Any:  # noqa: ANN401  JSON in, a field out
+    if kind is float and type(value) is int:
+        return float(value)
+    if name == "full_attn_layers":
+        matches = isinstance(value, (list, tuple)) and all(type(layer) is int for layer in value)
+        value = tuple(value) if matches else value
+    else:
+        matches = type(value) is kind
+    if not matches:
+        raise ValueError(f"{name} = {value!r} is of the wrong type")
+    return value
+
+
+def _check_linear_attention(config: ModelConfig, linear: Mapping[str, Any]) -> None:
+    """Check the fields of LINEAR_ATTENTION that say again what others say."""
+    if linear.get("use_full_rank_gate") is not True:
+        raise ValueError("use_full_rank_gate is not true: a low-rank gate is not implemented")
+    if linear.get("num_heads") != config.num_attention_heads:
+        raise ValueError(
+            f"num_heads = {linear.get('num_heads')} of {LINEAR_ATTENTION} is not "
+            f"num_attention_heads = {config.num_attention_heads}"
+        )
+    expected = config.to_json()[LINEAR_ATTENTION]["kda_layers"]
+    if linear.get("kda_layers") != expected:
+        raise ValueError(
+            f"kda_layers = {linear.get('kda_layers')} are not the layers that full_attn_layers "
+            f"leaves: {expected}"
+        )

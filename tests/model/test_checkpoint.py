@@ -54,6 +54,16 @@ def break_shape(weights):
     weights["lm_head.weight"] = torch.zeros(3, 3)
 
 
+def cut_in_half(folder):
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def write_index(folder, places):
+    text = json.dumps({"metadata": {}, "weight_map": places})
+    (folder / "model.safetensors.index.json").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -65,7 +75,11 @@ def break_shape(weights):
         (lambda f: (f / "model.safetensors").write_bytes(b"x" * 50), "is damaged"),
         (lambda f: rewrite(f, lambda w: w.pop("lm_head.weight")), "lacks lm_head.weight"),
         (lambda f: rewrite(f, lambda w: w.update(x=torch.zeros(1))), "has x, unknown"),
-        (lambda f: rewrite(f, break_shape), r"lm_head.weight is \(3, 3\)"),
+        (lambda f: rewrite(f, break_shape), r"lm_head.weight is \[3, 3\], the model has \[1024"),
+        (cut_in_half, "model.safetensors is damaged"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "index.json is not us"),
+        (lambda f: write_index(f, {"x": "gone.safetensors"}), "no gone.safetensors in it"),
+        (lambda f: write_index(f, {"x": "model.safetensors"}), "model.safetensors lacks x"),
     ],
 )
 def test_a_damaged_folder_is_reported_in_one_line(folder, damage, message):
@@ -82,6 +96,73 @@ def test_a_missing_folder_is_reported(tmp_path):
 
 def test_a_configuration_of_another_kind_is_reported(folder):
     values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(values | {"gate_lower_bound": -9.0}))
+    values["linear_attn_config"]["gate_lower_bound"] = -9.0
+    (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match="gate_lower_bound"):
         load_shape(folder)
+
+
+def test_at_most_ten_tensors_are_named_and_the_others_counted(folder):
+    def damage(weights):
+        for name in [name for name in weights if ".experts." in name][:7]:
+            del weights[name]
+        for number in range(5):
+            weights[f"surplus.{number}"] = torch.zeros(1)
+        weights["lm_head.weight"] = torch.zeros(3, 3)
+
+    rewrite(folder, damage)
+    with pytest.raises(CheckpointError, match=r"; and 3 more$") as error:
+        load(folder)
+    text = str(error.value)
+    assert text.count("it lacks model.layers.") == 7
+    assert text.count("unknown to the model") == 3
+    assert "\n" not in text
+
+
+def publish(folder, target):
+    """Rewrite a checkpoint of ours as one with a vision tower is published."""
+    config = json.loads((folder / "config.json").read_text())
+    del config["architectures"], config["head_dim"], config["num_key_value_heads"]
+    wrapper = {"model_type": "kimi_k3", "text_config": config | {"model_type": "kimi_linear"}}
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(wrapper))
+    weights = {
+        f"language_model.{name}": torch.cat([w, torch.full((12,), 99.0)])
+        if name.endswith("A_log")
+        else w
+        for name, w in load_file(folder / "model.safetensors").items()
+    }
+    weights["vision_tower.patch_embed.proj.weight"] = torch.zeros(2, 2)
+    weights["mm_projector.proj.0.weight"] = torch.zeros(2, 2)
+    names = sorted(weights)
+    places = {}
+    for number, start in enumerate(range(0, len(names), 70), 1):
+        shard = f"model-{number:05}-of-00003.safetensors"
+        part = {name: weights[name] for name in names[start : start + 70]}
+        save_file(part, target / shard)
+        places |= dict.fromkeys(part, shard)
+    write_index(target, places)
+
+
+def test_a_published_checkpoint_in_shards_below_its_prefix_loads(tmp_path):
+    built = build_model(tiny(), seed=0)
+    for name, parameter in built.named_parameters():
+        if name.endswith("A_log"):
+            torch.nn.init.normal_(parameter)
+    save(built, tmp_path / "ours")
+    publish(tmp_path / "ours", tmp_path / "published")
+    published, ours = load(tmp_path / "published").state_dict(), load(tmp_path / "ours")
+    assert len(list((tmp_path / "published").glob("*.safetensors"))) == 3
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(published[name], tensor), name
+    assert published["model.layers.0.self_attn.A_log"].shape == (4,)
+
+
+def test_only_the_decay_rates_may_be_padded(folder):
+    def damage(weights):
+        weights["model.norm.weight"] = torch.ones(160)
+        weights["model.layers.0.self_attn.A_log"] = torch.zeros(3)
+
+    rewrite(folder, damage)
+    with pytest.raises(CheckpointError, match=r"A_log is \[3\].*norm.weight is \[160\]"):
+        load(folder)
