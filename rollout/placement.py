@@ -106,7 +106,7 @@ def _errors_to_log() -> None:
 
     def record(data: Mapping[str, Any], **options: object) -> None:
         del options
-        _log.warning("Ray: %s", " ".join(map(str, data["lines"])))
+        _log.info("Ray: %s", " ".join(map(str, data["lines"])))
 
     worker.print_to_stdstream = record  # pyright: ignore[reportAttributeAccessIssue]  a seam of Ray's own
 
