@@ -1,3 +1,4 @@
+import logging
 import socket
 import subprocess
 import sys
@@ -91,6 +92,7 @@ def test_what_ray_says_of_dead_processes_is_logged_and_not_printed(caplog, capfd
     from ray._private import worker
 
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
+    caplog.set_level(logging.INFO)
     _errors_to_log()
     worker.print_to_stdstream({"lines": ["a worker died"], "pid": "raylet"}, ignore_prefix=False)
     assert "Ray: a worker died" in caplog.text
