@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kernels.gate_bound import check_gate_lower_bound
+
 MIN_KV_LORA_RANK = 32
 """Narrowest latent for which the CPU engine has an attention kernel."""
 TEXT_CONFIG = "text_config"

@@ -51,8 +51,8 @@ class Mixer(Protocol):
 class PackedMixer:
     """Mixes whole sequences, packed behind each other, from an empty past.
 
-    The scan runs over all sequences at once: tokens are laid out as [S, longest sequence], never
-    scanned along the pack. Padding sits after each sequence, where causality hides it.
+    Attention runs over all sequences at once: tokens are laid out as [S, longest sequence], where
+    causality hides the padding behind each sequence. The delta rule takes the pack as it is.
     """
 
     def __init__(self, cu_seqlens: Int[Tensor, " S1"]) -> None:
@@ -62,6 +62,7 @@ class PackedMixer:
             cu_seqlens: Start of each sequence in the pack, and the pack's length at the end:
                 S + 1 numbers.
         """
+        self.cu_seqlens = cu_seqlens
         bounds = cu_seqlens.tolist()
         lengths = [stop - start for start, stop in itertools.pairwise(bounds)]
         self.num_sequences = len(lengths)
@@ -98,8 +99,9 @@ class PackedMixer:
     ) -> Float[Tensor, "T H V"]:
         """See `Mixer`."""
         q, k, v = layer.activate(self.pad(qkv))
-        output, _ = delta_attention(q, k, v, self.pad(g), self.pad(beta))
-        return self.unpad(output)
+        q, k, v = (self.unpad(x) for x in (q, k, v))
+        output, _ = delta_attention(q, k, v, g, beta, self.cu_seqlens)
+        return output
 
     def latent_attention(
         self,

@@ -7,42 +7,100 @@ Per head, with state S [K, V] (S_0 = `initial_state`, or 0), for t = 1 .. T:
     S_t  = S'_t + k_t u_t^T                        correct it
     o_t  = K^(-1/2) S_t^T q_t                      read, the current token included
 
-A token with g = 0 and beta = 0 leaves the state unchanged: that is how padding is written.
+Sequences are packed behind each other. They are computed in chunks of 64 tokens, whose ends lie
+where the absolute position is a multiple of 64: where a sequence is split does not move them.
 
 Source: Kimi Linear (arXiv 2510.26692) and the Kimi K3 report (arXiv 2607.24653), section 2.1.
 """
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from kernels.delta_attention.reference import delta_chunked, delta_step
+from kernels.checks import check_cu_seqlens, check_tensors
+from kernels.delta_attention.reference import delta_step
+from kernels.delta_attention.segments import SegmentedDelta, plan_segments
+from kernels.gate_bound import MIN_LOG_DECAY as MIN_LOG_DECAY
 
-MIN_LOG_DECAY = -5.0
-"""Lowest log-decay per token for which the chunked form stays inside float32's range."""
+OP = "delta_attention"
 
 
 def delta_attention(
-    q: Float[Tensor, "S T H K"],
-    k: Float[Tensor, "S T H K"],
-    v: Float[Tensor, "S T H V"],
-    g: Float[Tensor, "S T H K"],
-    beta: Float[Tensor, "S T H"],
+    q: Float[Tensor, "T H K"],
+    k: Float[Tensor, "T H K"],
+    v: Float[Tensor, "T H V"],
+    g: Float[Tensor, "T H K"],
+    beta: Float[Tensor, "T H"],
+    cu_seqlens: Int[Tensor, " S1"],
     initial_state: Float[Tensor, "S H K V"] | None = None,
-) -> tuple[Float[Tensor, "S T H V"], Float[Tensor, "S H K V"]]:
-    """Run the recurrence over a padded batch of sequences, differentiably.
+    starts: Int[Tensor, " S"] | None = None,
+) -> tuple[Float[Tensor, "T H V"], Float[Tensor, "S H K V"]]:
+    """Run the recurrence over packed sequences, differentiably; memory is flat in their length.
 
     Args:
         q: Queries, normalised to unit length; the factor K^(-1/2) is applied here.
         k: Keys, normalised to unit length.
         v: Values.
-        g: Log-decay in [MIN_LOG_DECAY, 0], nats per token; 0 on padding.
-        beta: Write strength in [0, 1]; 0 on padding.
-        initial_state: State before the first token; zeros if None.
+        g: Log-decay in [MIN_LOG_DECAY, 0], nats per token.
+        beta: Write strength in [0, 1].
+        cu_seqlens: Start of each sequence in the pack, and T at the end.
+        initial_state: State before each sequence's first token; zeros if None.
+        starts: Absolute position of each sequence's first token; 0 if None.
 
     Returns:
-        Outputs, and the state after each sequence's last token.
+        Outputs in the inputs' type, and the state after each sequence's last token. States are
+        float32 where the inputs are narrower.
+
+    Raises:
+        ValueError: a shape, type, device or stride does not fit, or the pack's bounds do not.
     """
-    return delta_chunked(q, k, v, g, beta, initial_state)
+    sizes = check_tensors(
+        OP,
+        {
+            "q": (q, "T H K"),
+            "k": (k, "T H K"),
+            "v": (v, "T H V"),
+            "g": (g, "T H K"),
+            "beta": (beta, "T H"),
+        },
+    )
+    bounds = check_cu_seqlens(OP, cu_seqlens, sizes["T"])
+    shape = len(bounds) - 1, sizes["H"], sizes["K"], sizes["V"]
+    state = _checked_state(initial_state, shape, q)
+    positions = _checked_starts(starts, len(bounds) - 1)
+    segments = list(plan_segments(bounds, positions, sizes["H"]))
+    return SegmentedDelta.apply(q, k, v, g, beta, state, segments)  # pyright: ignore[reportReturnType]  torch types apply as Any
+
+
+def _checked_state(state: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if state is None:
+        return like.new_zeros(shape, dtype=dtype)
+    check_tensors(OP, {"initial_state": (state, "S H K V")})
+    if state.shape != shape:
+        raise ValueError(
+            f"{OP}: initial_state has shape {list(state.shape)}, expected {list(shape)}"
+        )
+    if state.dtype != dtype or state.device != like.device:
+        raise ValueError(
+            f"{OP}: initial_state is {state.dtype} on {state.device}, expected {dtype} on "
+            f"{like.device}"
+        )
+    return state
+
+
+def _checked_starts(starts: Tensor | None, num_sequences: int) -> list[int] | None:
+    if starts is None:
+        return None
+    if starts.shape != (num_sequences,) or starts.is_floating_point():
+        raise ValueError(
+            f"{OP}: starts is {starts.dtype} of shape {list(starts.shape)}, expected "
+            f"{num_sequences} integers"
+        )
+    positions: list[int] = starts.tolist()
+    if min(positions) < 0:
+        raise ValueError(f"{OP}: starts holds {min(positions)}: a position is at least 0")
+    return positions
 
 
 def delta_attention_step(

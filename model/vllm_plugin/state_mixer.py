@@ -2,7 +2,7 @@
 
 A forward of vLLM holds a batch of requests, those that add one token (decodes) first, those that
 add several (prefills) behind. Decodes take one step of the recurrence each, all at once; prefills
-are laid out as one padded batch and scanned in chunks from their cached state.
+are scanned in chunks, as one pack, from their cached state.
 """
 
 from dataclasses import dataclass
@@ -51,6 +51,8 @@ class StateMetadata:
     """Layout of the requests behind the decodes; None if there is none."""
     prefill_lengths: Int[Tensor, " S"]
     """Tokens that each of those requests adds."""
+    prefill_starts: Int[Tensor, " S"]
+    """Absolute position of the first of them."""
 
 
 class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
@@ -91,6 +93,7 @@ class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
             num_tokens=batch.num_actual_tokens,
             prefills=PackedMixer(prefill_starts) if num_prefills else None,
             prefill_lengths=lengths[num_decodes:].long(),
+            prefill_starts=(batch.seq_lens - lengths)[num_decodes:],
         )
 
 
@@ -246,9 +249,11 @@ def _prefill(
     pad = batch.prefills.pad
     tail, padded = tails[slots], pad(qkv)
     q, k, v = layer.activate(padded, tail)
-    output, memories[slots] = delta_attention(q, k, v, pad(g), pad(beta), memories[slots])
+    q, k, v = (batch.prefills.unpad(x) for x in (q, k, v))
+    bounds, starts = batch.prefills.cu_seqlens, batch.prefill_starts
+    output, memories[slots] = delta_attention(q, k, v, g, beta, bounds, memories[slots], starts)
     # The inputs at positions length .. length + width - 2 of [tail, padded] are the last ones.
     last = batch.prefill_lengths[:, None] + torch.arange(tail.shape[1])
     inputs = torch.cat([tail, padded], dim=1)
     tails[slots] = inputs.gather(1, last.unsqueeze(-1).expand(-1, -1, inputs.shape[2]))
-    return batch.prefills.unpad(output)
+    return output

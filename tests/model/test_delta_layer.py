@@ -11,7 +11,8 @@ from model.presets import tiny
 class RecurrentMixer(PackedMixer):
     def delta(self, layer, qkv, g, beta):
         q, k, v = layer.activate(self.pad(qkv))
-        return self.unpad(delta_recurrent(q, k, v, self.pad(g), self.pad(beta))[0])
+        q, k, v = (self.unpad(x) for x in (q, k, v))
+        return delta_recurrent(q, k, v, g, beta, self.cu_seqlens)[0]
 
 
 def test_gates_stay_in_their_ranges():

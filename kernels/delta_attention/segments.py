@@ -1,0 +1,255 @@
+"""Packed sequences through the delta rule, segment by segment, in memory flat in their length.
+
+A segment is some chunks of some sequences. The forward pass keeps the state at each segment's
+start and nothing else; the backward pass walks the segments in reverse and computes each again.
+Inside a segment all chunks are prepared at once, and the state passes through them in a loop over
+the chunk's number, all sequences of the segment at once.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.delta_attention.chunks import (
+    CHUNK,
+    TILE,
+    TILES,
+    Chunks,
+    Inputs,
+    Upstream,
+    prepare,
+    prepare_backward,
+)
+
+MATRICES = 64
+"""Chunks times heads that a segment should hold: enough to fill a matrix product's batch, few
+enough that a segment's intermediate results (120 KiB each at K = V = 32) stay near the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Chunks of consecutive numbers of some sequences, the longest sequence first."""
+
+    sequences: Sequence[int]
+    """Sequences in it. Those that end earlier come last."""
+    alive: Sequence[int]
+    """Per chunk number: how many of `sequences` have that chunk; never increases."""
+    tokens: Int[Tensor, " P*C"]
+    """Token in each row: chunks by number, then by sequence. T, no token, behind a chunk's last."""
+    padding: Int[Tensor, " X"]
+    """Rows without a token."""
+    is_first: bool
+    """Whether its sequences start in it."""
+    is_last: bool
+    """Whether its sequences end in it."""
+
+
+def plan_segments(
+    bounds: Sequence[int], starts: Sequence[int] | None, num_heads: int
+) -> Iterator[Segment]:
+    """Divide a pack into segments, such that each sequence's come in order.
+
+    Args:
+        bounds: Start of each sequence in the pack, and the pack's length at the end.
+        starts: Absolute position of each sequence's first token; 0 if None. Chunks end where the
+            absolute position is a multiple of CHUNK.
+        num_heads: H.
+    """
+    spans = list(itertools.pairwise(bounds))
+    chunks = [
+        [start, *range(start + CHUNK - (starts[row] if starts else 0) % CHUNK, stop, CHUNK), stop]
+        for row, (start, stop) in enumerate(spans)
+    ]
+    # Sequences of like length share a segment: none waits long for another.
+    order = sorted(range(len(chunks)), key=lambda row: -len(chunks[row]))
+    size = max(1, MATRICES // num_heads)
+    for rows in (order[i : i + size] for i in range(0, len(order), size)):
+        longest = len(chunks[rows[0]]) - 1
+        step = max(1, size // len(rows))
+        for first in range(0, longest, step):
+            numbers = range(first, min(first + step, longest))
+            pieces = [
+                [chunks[row][number : number + 2] for row in rows if number + 1 < len(chunks[row])]
+                for number in numbers
+            ]
+            tokens = _rows(list(itertools.chain(*pieces)), bounds[-1])
+            yield Segment(
+                sequences=rows,
+                alive=[len(piece) for piece in pieces],
+                tokens=tokens,
+                padding=(tokens == bounds[-1]).nonzero().squeeze(1),
+                is_first=first == 0,
+                is_last=numbers.stop == longest,
+            )
+
+
+def _rows(chunks: list[list[int]], num_tokens: int) -> Int[Tensor, " P*C"]:
+    ends = torch.tensor(chunks)
+    tokens = ends[:, :1] + torch.arange(CHUNK)
+    return tokens.masked_fill_(tokens >= ends[:, 1:], num_tokens).flatten()
+
+
+class SegmentedDelta(torch.autograd.Function):
+    """See `kernels.delta_attention`; also takes the gradient of the final state."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch has no public type for it
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial_state: Tensor,
+        segments: Sequence[Segment],
+    ) -> tuple[Tensor, Tensor]:
+        """Pass the state through the segments; keep what enters each."""
+        inputs = q, k, v, g, beta
+        num_tokens, num_heads, value_width = v.shape
+        output = v.new_empty(num_tokens + 1, num_heads, value_width)  # the last row takes padding
+        final_state = torch.empty_like(initial_state)
+        entering: list[Tensor] = []
+        state = initial_state
+        for segment in segments:
+            if segment.is_first:
+                state = initial_state[segment.sequences].flatten(0, 1)
+            entering.append(state.clone())
+            chunks = prepare(gather(inputs, segment, state.dtype))
+            _scatter(attend(chunks, state, segment.alive).output, output, segment)
+            if segment.is_last:
+                final_state[segment.sequences] = state.unflatten(0, (-1, num_heads))
+        ctx.save_for_backward(*inputs, *entering)
+        ctx.segments = segments
+        return output[:num_tokens], final_state
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  the decorator hides ctx
+        ctx: Any,  # noqa: ANN401  torch has no public type for it
+        *grads: Tensor,
+    ) -> tuple[Tensor | None, ...]:
+        """Walk the segments in reverse, each computed again from the state that entered it."""
+        q, k, v, g, beta, *entering = ctx.saved_tensors
+        inputs = q, k, v, g, beta
+        output_grad, final_grad = grads
+        num_heads = v.shape[1]
+        input_grads = tuple(x.new_empty(len(x) + 1, *x.shape[1:]) for x in inputs)
+        initial_grad = torch.empty_like(final_grad)
+        state_grad = final_grad
+        for segment, state in zip(reversed(ctx.segments), reversed(entering), strict=True):
+            if segment.is_last:
+                state_grad = final_grad[segment.sequences].flatten(0, 1)
+            rows = gather(inputs, segment, state.dtype)
+            chunks = prepare(rows)
+            attended = attend(chunks, state.clone(), segment.alive)
+            (upstream,) = _gather((output_grad,), segment, state.dtype)
+            pulled = attend_backward(chunks, attended, upstream, state_grad, segment.alive)
+            row_grads = prepare_backward(rows, chunks, pulled)
+            for name, grad in zip(("q", "k", "v", "g", "beta"), input_grads, strict=True):
+                _scatter(getattr(row_grads, name), grad, segment)
+            if segment.is_first:
+                initial_grad[segment.sequences] = state_grad.unflatten(0, (-1, num_heads))
+        return *(grad[:-1] for grad in input_grads), initial_grad, None
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """A segment's chunks once states have passed through them; rows as in the segment."""
+
+    output: Float[Tensor, "N C V"]
+    states: Float[Tensor, "N K V"]
+    """State that entered each chunk."""
+    corrections: Float[Tensor, "N C V"]
+    """V~."""
+
+
+def attend(chunks: Chunks, state: Float[Tensor, "R K V"], alive: Sequence[int]) -> Attended:
+    """Pass each sequence's state through its chunks; `state` is replaced in place.
+
+    Args:
+        chunks: Chunks by number, then sequence, then head.
+        state: State that enters the segment, by sequence, then head.
+        alive: As in `Segment`.
+    """
+    num_heads = len(chunks.kept) // sum(alive)
+    states = state.new_empty(len(chunks.kept), *state.shape[1:])
+    corrections = torch.empty_like(chunks.values)
+    for rows in _rows_by_number(alive, num_heads):
+        current = state[: rows.stop - rows.start]
+        states[rows] = current
+        wrong = torch.baddbmm(chunks.values[rows], chunks.erase[rows], current, alpha=-1)
+        correction = torch.bmm(chunks.inverse[rows], wrong, out=corrections[rows])
+        current.mul_(chunks.kept[rows]).baddbmm_(chunks.write[rows].mT, correction)
+    output = torch.bmm(chunks.query, states).baddbmm_(chunks.mixing, corrections)
+    return Attended(output, states, corrections)
+
+
+def attend_backward(
+    chunks: Chunks,
+    attended: Attended,
+    output_grad: Float[Tensor, "N C V"],
+    state_grad: Float[Tensor, "R K V"],
+    alive: Sequence[int],
+) -> Upstream:
+    """Pass the gradient of the state back through the chunks; it is replaced in place."""
+    num_heads = len(chunks.kept) // sum(alive)
+    state_grads = torch.empty_like(attended.states)  # of the states that leave
+    values = torch.empty_like(chunks.values)
+    corrections = torch.bmm(chunks.mixing.mT, output_grad)
+    queried = torch.bmm(chunks.query.mT, output_grad)
+    for rows in reversed(_rows_by_number(alive, num_heads)):
+        current = state_grad[: rows.stop - rows.start]
+        state_grads[rows] = current
+        correction = torch.baddbmm(corrections[rows], chunks.write[rows], current)
+        wrong = torch.bmm(chunks.inverse[rows].mT, correction, out=values[rows])
+        current.mul_(chunks.kept[rows]).add_(queried[rows])
+        current.baddbmm_(chunks.erase[rows].mT, wrong, alpha=-1)
+    tiled = len(values), TILES, TILE, values.shape[-1]
+    upstream = torch.stack([output_grad.view(tiled), -values.view(tiled)], dim=2).flatten(1, 3)
+    write = torch.bmm(attended.corrections, state_grads.mT)
+    log_kept = (attended.states * state_grads).sum(dim=-1) * chunks.kept.squeeze(-1)
+    return Upstream(
+        read=torch.bmm(upstream, attended.states.mT),
+        write=write,
+        scores=torch.bmm(upstream, attended.corrections.mT),
+        values=values,
+        log_kept=log_kept + (write * chunks.write).sum(dim=1),
+    )
+
+
+def _rows_by_number(alive: Sequence[int], num_heads: int) -> list[slice]:
+    ends = [end * num_heads for end in itertools.accumulate(alive, initial=0)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+
+
+def gather(inputs: Sequence[Tensor], segment: Segment, dtype: torch.dtype) -> Inputs:
+    """Lay the tokens of a segment out in chunks, zeros behind a chunk's last token.
+
+    Args:
+        inputs: q, k, v, g and beta of the pack.
+        segment: Which tokens.
+        dtype: To compute in.
+    """
+    return Inputs(*_gather(inputs, segment, dtype))
+
+
+def _gather(xs: Sequence[Tensor], segment: Segment, dtype: torch.dtype) -> list[Tensor]:
+    gathered = []
+    for x in xs:
+        rows = x.index_select(0, segment.tokens.clamp(max=len(x) - 1)).view(-1, *x.shape[1:], 1)
+        rows = rows.index_fill_(0, segment.padding, 0.0).view(
+            len(segment.tokens) // CHUNK, CHUNK, x.shape[1], -1
+        )
+        gathered.append(rows.transpose(1, 2).to(dtype).flatten(0, 1).contiguous())
+    return gathered
+
+
+def _scatter(rows: Float[Tensor, "N C X"], into: Tensor, segment: Segment) -> None:
+    rows = rows.unflatten(0, (-1, into.shape[1])).transpose(1, 2).to(into.dtype)
+    into.index_copy_(0, segment.tokens, rows.reshape(-1, *into.shape[1:]))
