@@ -9,6 +9,8 @@ The routed experts live in a latent narrower than the residual stream. The norm 
 weighted sum. Source: Kimi K3 report (arXiv 2607.24653), section 2.3.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -52,6 +54,13 @@ class Router(nn.Module):
         self.num_chosen = config.num_experts_per_token
         self.weight = nn.Parameter(torch.empty(config.num_experts, config.hidden_size))
         self.register_buffer("e_score_correction_bias", torch.zeros(config.num_experts))
+        self.observer: Callable[[Tensor], None] | None = None
+        """Is given the scores [T, E] of each forward, detached; see `model.balancing`."""
+
+    @property
+    def correction(self) -> Float[Tensor, " E"]:
+        """Return what is added to the scores for the choice alone."""
+        return self.get_buffer("e_score_correction_bias")
 
     def forward(
         self, x: Float[Tensor, "T D"], expert_ids: Int[Tensor, "T A"] | None = None
@@ -64,9 +73,10 @@ class Router(nn.Module):
                 from the live scores, so that gradients reach the router.
         """
         scores = torch.sigmoid(linear(x.float(), self.weight.float()))
+        if self.observer is not None:
+            self.observer(scores.detach())
         if expert_ids is None or bool((expert_ids < 0).any()):
-            correction = self.get_buffer("e_score_correction_bias")
-            chosen = (scores.detach() + correction).topk(self.num_chosen, dim=-1).indices
+            chosen = (scores.detach() + self.correction).topk(self.num_chosen, dim=-1).indices
             if expert_ids is not None:
                 missing = (expert_ids < 0).any(dim=-1, keepdim=True)
                 chosen = torch.where(missing, chosen, expert_ids.long())

@@ -85,3 +85,14 @@ def test_a_token_does_not_see_its_batch(layer):
     whole, _ = layer(x)
     alone = torch.cat([layer(row[None])[0] for row in x])
     torch.testing.assert_close(whole, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_the_router_works_in_float32_whatever_the_rest_is(layer):
+    layer = layer.bfloat16()
+    x = torch.randn(2000, 128).bfloat16()
+    chosen, weights = layer.gate(x)
+    scores = torch.sigmoid(x.float() @ layer.gate.weight.float().T)
+    assert torch.equal(chosen, scores.topk(2, dim=1).indices)  # bfloat16 would tie and swap some
+    expected = scores.gather(1, chosen)
+    expected = (expected / expected.sum(dim=1, keepdim=True)).bfloat16()
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
