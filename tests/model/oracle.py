@@ -23,7 +23,7 @@ def below(weights, prefix):
 
 
 def sigmoid(x):
-    return 1.0 / (1.0 + np.exp(-x))
+    return 0.5 + 0.5 * np.tanh(0.5 * x)
 
 
 def rms_norm(x, weight, eps):
