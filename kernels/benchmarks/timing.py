@@ -1,0 +1,34 @@
+"""Seconds on a shared machine: what is compared runs in turns, and medians are kept.
+
+Load that comes and goes hits all candidates of a comparison alike when they take turns, so their
+ratio holds where each figure alone would not.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+
+def take_turns(tasks: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Run each task once to warm up, then all of them in turn, and return the median seconds.
+
+    Args:
+        tasks: Name to what is timed; what it returns is dropped.
+        rounds: How often each one is timed.
+    """
+    for task in tasks.values():
+        task()
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(rounds):
+        for name, task in tasks.items():
+            started = time.perf_counter()
+            task()
+            seconds[name].append(time.perf_counter() - started)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def announce(line: str) -> None:
+    """Write a line of progress to standard error."""
+    sys.stderr.write(f"bench: {line}\n")
+    sys.stderr.flush()
