@@ -92,11 +92,19 @@ writes nothing""",
 writes the new folder: config.json, model.safetensors, tokenizer.json""",
     ),
     "bench": (
-        "measure the agent loop against the bare engine",
-        """Sampled tokens per second of the whole agent loop with instant tools, and of the same
-engine with the same sessions and lengths but nothing around it.
+        "measure the agent loop, or the kernels on the CPU",
+        """rollout: sampled tokens per second of the whole agent loop with instant tools, and of the
+same engine with the same sessions and lengths but nothing around it, for a configuration (default:
+configs/quickstart.toml). Two minutes.
+
+kernels: ratios on one thread, each next to its bar. The delta rule in chunks over the recurrence,
+and its cost per token at 256k over 4k tokens; a training step of the preset tiny over transformers'
+kimi_linear of the same sizes; the memory of the log-probs next to that of the logits; whether
+decoding equals training bit for bit; every operation over plain PyTorch and torch.compile of it;
+the Triton kernels compiled for three GPUs. Ten minutes.
 
   limosa bench rollout --json
+  limosa bench kernels
 
 writes nothing""",
     ),
@@ -147,10 +155,10 @@ def build_parser() -> argparse.ArgumentParser:
             "--json", action="store_true", help="print one JSON object last on standard output"
         )
         by_name[name] = verb
-    by_name["bench"].add_argument("subject", choices=["rollout"], help="what to measure")
+    by_name["bench"].add_argument("subject", choices=["rollout", "kernels"], help="what to measure")
     for name in ("train", "warm-start", "collect", "eval", "check"):
         _add_inputs(by_name[name], nargs="+")
-    _add_inputs(by_name["bench"], nargs="*", default=["configs/quickstart.toml"])
+    _add_inputs(by_name["bench"], nargs="*")
     by_name["warm-start"].add_argument(
         "--demonstrations",
         type=Path,

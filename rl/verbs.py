@@ -153,8 +153,20 @@ def run_export(arguments: argparse.Namespace) -> Report:
 
 
 def run_bench(arguments: argparse.Namespace) -> Report:
-    """`limosa bench rollout`."""
-    config: RunConfig = load_config(*split_inputs(arguments.inputs))
+    """`limosa bench rollout`, `limosa bench kernels`.
+
+    Raises:
+        ValueError: `bench kernels` was given a configuration.
+    """
+    if arguments.subject == "kernels":
+        if arguments.inputs:
+            raise ValueError(f"bench kernels takes no configuration: {arguments.inputs[0]}")
+        from rl.kernel_bench import bench_kernels, render
+
+        bench, comparisons = bench_kernels()
+        return Report(values=dataclasses.asdict(bench), text=render(bench, comparisons))
+    inputs = arguments.inputs or ["configs/quickstart.toml"]
+    config: RunConfig = load_config(*split_inputs(inputs))
     from rl.checkpoint_files import check_checkpoint
     from rollout.bench import bench_rollout
 
