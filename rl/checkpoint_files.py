@@ -10,6 +10,8 @@ from rollout.tokenizer import Tokenizer
 CHECKPOINT_FILES = ("config.json", "model.safetensors", "tokenizer.json")
 """What a checkpoint folder holds: the layout of Hugging Face."""
 EMBEDDING = "model.embed_tokens.weight"
+PUBLISHED_MODEL_TYPE = "kimi_linear"
+"""`model_type` of a checkpoint for vLLM's own implementation, which needs a GPU."""
 _ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 
 
@@ -29,6 +31,11 @@ def check_checkpoint(folder: Path) -> None:
         if not (folder / name).is_file():
             raise ValueError(f"{folder} is not a checkpoint: it has no {name}")
     config = _read_json_object(folder / "config.json")
+    if config.get("model_type") == PUBLISHED_MODEL_TYPE:
+        raise ValueError(
+            f"{folder} is made for other engines (model_type {PUBLISHED_MODEL_TYPE}): export it "
+            "with --format limosa to go on with it here"
+        )
     shapes = read_shapes(folder / "model.safetensors")
     if EMBEDDING not in shapes:
         raise ValueError(f"{folder / 'model.safetensors'}: it has no {EMBEDDING}")

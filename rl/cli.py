@@ -84,12 +84,15 @@ openings, memory, and each environment's contract. Loads no torch.
 writes nothing""",
     ),
     "export": (
-        "copy a run's checkpoint as a Hugging Face folder",
-        """Verify and copy a checkpoint.
+        "write a checkpoint as a Hugging Face folder that vLLM serves",
+        """Verify a checkpoint and copy it under the configuration that its reader wants: vLLM's
+own class of the published architecture (kimi-linear), or Limosa and transformers (limosa).
 
   limosa export runs/quickstart-1 my-policy
+  limosa export configs/quickstart-checkpoint my-start --format limosa
 
-writes the new folder: config.json, model.safetensors, tokenizer.json""",
+writes the new folder: config.json, model.safetensors, tokenizer.json, and for kimi-linear
+tokenizer_config.json and generation_config.json""",
     ),
     "bench": (
         "measure the agent loop, or the kernels on the CPU",
@@ -201,9 +204,11 @@ def _add_show(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_export(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("run", type=Path, metavar="RUN", help="run folder")
+    verb.add_argument("run", type=Path, metavar="RUN", help="run folder, or a checkpoint folder")
     verb.add_argument("out", type=Path, metavar="OUT", help="a folder that does not exist yet")
     verb.add_argument("--step", type=int, metavar="N", help="which checkpoint (default: the last)")
+    formats = ("kimi-linear", "limosa")
+    verb.add_argument("--format", choices=formats, default=formats[0], help="who reads the folder")
 
 
 def _positive(text: str) -> int:

@@ -144,12 +144,12 @@ def run_check(arguments: argparse.Namespace) -> Report:
 
 def run_export(arguments: argparse.Namespace) -> Report:
     """`limosa export`."""
-    from rl.export import export_checkpoint
-    from rl.run import Run
+    from rl.export import ExportFormat, export_checkpoint
 
-    source = export_checkpoint(Run.open(arguments.run), arguments.out, arguments.step)
-    values = {"source": str(source), "out": str(arguments.out)}
-    return Report(values=values, text=Text(f"{source} copied to {arguments.out}"))
+    form = ExportFormat(arguments.format)
+    source = export_checkpoint(arguments.run, arguments.out, arguments.step, form)
+    values = {"source": str(source), "out": str(arguments.out), "format": str(form)}
+    return Report(values=values, text=Text(f"{source} exported to {arguments.out} for {form}"))
 
 
 def run_bench(arguments: argparse.Namespace) -> Report:

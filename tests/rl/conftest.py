@@ -1,6 +1,5 @@
 """Builders of small trajectories, and a working folder with all that a small run needs."""
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -155,7 +154,7 @@ def checkpoint(tmp_path: Path) -> Path:
     tokenizer = Tokenizer.train(["say word1", "heard", "say(text)"], 300)
     tokenizer.save(folder)
     shape = presets.get_preset("tiny", 300)
-    (folder / "config.json").write_text(json.dumps(dataclasses.asdict(shape)))
+    (folder / "config.json").write_text(json.dumps(shape.to_json()))
     weights = {"model.embed_tokens.weight": np.zeros((300, shape.hidden_size), np.float32)}
     for layer in range(shape.num_hidden_layers):
         weights[f"model.layers.{layer}.input_layernorm.weight"] = np.ones(4, np.float32)

@@ -200,7 +200,10 @@ def test_export_copies_the_last_checkpoint(capsys, work_folder, checkpoint):
     assert code == 0
     assert json.loads(out)["source"].endswith("step-0002")
     exported = sorted(path.name for path in (work_folder / "out").iterdir())
-    assert exported == ["config.json", "model.safetensors", "tokenizer.json"]
+    whole = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert exported == sorted([*whole, "generation_config.json", "tokenizer_config.json"])
+    outcome_of(capsys, "export", str(run.folder), "copy", "--step", "1", "--format", "limosa")
+    assert sorted(path.name for path in (work_folder / "copy").iterdir()) == whole
     assert "not an empty folder" in bad_input(capsys, "export", str(run.folder), "out")
     assert "no checkpoint of step 7" in bad_input(
         capsys, "export", str(run.folder), "o", "--step", "7"
