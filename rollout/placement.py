@@ -84,6 +84,7 @@ def connect(address: str) -> Placement:
     if address == LOCAL:
         with _own_signals():
             ray.init(
+                LOCAL,  # without it Ray would join what RAY_ADDRESS or a file in /tmp names
                 num_cpus=os.cpu_count(),
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
@@ -137,17 +138,38 @@ def _find_cluster(address: str) -> str:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_SECONDS).close()
     except (OSError, OverflowError) as error:
         raise ValueError(f"{advice} ({error})") from error
+    fault = _health_fault(found, os.environ)
+    if fault is not None and "InvalidAuthToken" in fault and "RAY_AUTH_MODE" not in os.environ:
+        # Ray uses this machine's token for clusters that it finds, never for an address it is
+        # given; a token that does not fit is refused like none.
+        fault = _health_fault(found, os.environ | {"RAY_AUTH_MODE": "token"})
+        if fault is None:
+            from ray._private.authentication.authentication_token_setup import _enable_token_auth
+
+            _enable_token_auth()
+    if fault is not None:
+        raise ValueError(f"{advice} ({fault})")
+    return found
+
+
+def _health_fault(found: str, environment: Mapping[str, str]) -> str | None:
+    """Ask the cluster at `found` for its health; return one line on what is wrong, or None."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", found]
     try:
         health = subprocess.run(
-            command, capture_output=True, timeout=HEALTH_TIMEOUT_SECONDS, text=True, check=False
+            command,
+            env=environment,
+            capture_output=True,
+            timeout=HEALTH_TIMEOUT_SECONDS,
+            text=True,
+            check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"{advice} within {HEALTH_TIMEOUT_SECONDS:g} s") from error
-    if health.returncode != 0:
-        lines = [line.strip() for line in health.stderr.splitlines() if line.strip()]
-        raise ValueError(f"{advice} ({lines[-1] if lines else 'unhealthy'})")
-    return found
+    except subprocess.TimeoutExpired:
+        return f"nothing within {HEALTH_TIMEOUT_SECONDS:g} s"
+    if health.returncode == 0:
+        return None
+    lines = [line.strip() for line in health.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else "unhealthy"
 
 
 def descendants(pid: int | None = None) -> list[psutil.Process]:

@@ -1,4 +1,5 @@
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -97,3 +98,67 @@ def test_what_ray_says_of_dead_processes_is_logged_and_not_printed(caplog, capfd
     worker.print_to_stdstream({"lines": ["a worker died"], "pid": "raylet"}, ignore_prefix=False)
     assert "Ray: a worker died" in caplog.text
     assert capfd.readouterr() == ("", "")
+
+
+def run_in_a_process_of_its_own(code, **variables):
+    """Ray connects a process once: each test of `connect` has its own."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_local_starts_a_ray_of_its_own_whatever_the_environment_names():
+    code = (
+        "from rollout.placement import connect\n"
+        "placement = connect('local')\n"
+        "import ray\n"
+        "assert ray.is_initialized()\n"
+        "placement.end()\n"
+    )
+    done = run_in_a_process_of_its_own(code, RAY_ADDRESS=f"127.0.0.1:{free_port()}")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def cluster():
+    """A Ray cluster of this machine that a test joins; ended afterwards."""
+    port = free_port()
+    command = [sys.executable, "-m", "ray.scripts.scripts"]
+    options = ["--head", f"--port={port}", "--num-cpus=1", "--include-dashboard=false"]
+    head = subprocess.Popen(
+        [*command, "start", *options, "--block"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    yield f"127.0.0.1:{port}"
+    kill_processes([psutil.Process(head.pid), *descendants(head.pid)], grace_seconds=5)
+    head.wait(10)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_cluster_that_was_joined_is_left_running(cluster):
+    code = (
+        "import sys, time\n"
+        "from rollout.placement import connect\n"
+        "for attempt in range(60):\n"
+        "    try:\n"
+        "        placement = connect(sys.argv[1])\n"
+        "        break\n"
+        "    except ValueError:\n"  # it is coming up
+        "        time.sleep(1)\n"
+        "import ray\n"
+        "placement.end()\n"
+        "assert not ray.is_initialized()\n"
+    )
+    joined = f"import sys; sys.argv = ['', '{cluster}']\n{code}"
+    for _ in range(2):  # the second time proves that the first left it alive
+        done = run_in_a_process_of_its_own(joined)
+        assert done.returncode == 0, done.stderr
