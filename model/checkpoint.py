@@ -7,7 +7,7 @@ names: those of `Decoder` and its head, or the same below LANGUAGE_MODEL.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.hybrid import HybridConfig, HybridForCausalLM
+from model.mxfp4 import GROUP, unpack
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -28,6 +29,8 @@ VISION = ("vision_tower.", "mm_projector.")
 """Prefixes of what a text model leaves unread."""
 PADDED = "A_log"
 """End of the names of tensors that published checkpoints pad: 128 entries for 96 heads."""
+PACKED, SCALE = "_packed", "_scale"
+"""Ends of the two names that a weight of four bits is stored under."""
 MAX_NAMED = 10
 """Tensors that one error names; the others are counted."""
 KEPT_FLOAT32 = ("A_log", "dt_bias", "conv1d.weight", "gate.weight", "e_score_correction_bias")
@@ -66,6 +69,8 @@ def save(model: HybridForCausalLM, folder: Path | str, dtype: torch.dtype = torc
 def load(folder: Path | str) -> HybridForCausalLM:
     """Read a checkpoint, ours or a published one, into a float32 model.
 
+    Weights of four bits are unpacked; training goes on with what they stand for.
+
     Raises:
         CheckpointError: the folder or a file is missing, damaged, or of another model.
     """
@@ -74,12 +79,13 @@ def load(folder: Path | str) -> HybridForCausalLM:
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     stored = find_tensors(folder)
     require_fit(folder, stored, expected)
+    raw = _read(folder, stored)
     weights: dict[str, Tensor] = {}
-    for path in sorted({tensor.file for tensor in stored.values()}):
-        with _opened(folder, path) as file:
-            for name, tensor in stored.items():
-                if tensor.file == path:
-                    weights[name] = _narrow(file.get_tensor(tensor.key), expected[name])
+    for name, tensor in stored.items():
+        weight = raw.pop(tensor.key)
+        if tensor.scale is not None:
+            weight = unpack(weight, raw.pop(tensor.scale.key))
+        weights[name] = _narrow(weight, expected[name])
     model.load_state_dict(weights)
     return model.eval()
 
@@ -107,6 +113,9 @@ class StoredTensor:
     key: str
     """Name in that file: the model's, or with LANGUAGE_MODEL before it."""
     shape: tuple[int, ...]
+    """Of the numbers, also where two of them lie in a byte."""
+    scale: "StoredTensor | None" = None
+    """Where the scales lie, if the numbers are packed to four bits."""
 
 
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:
@@ -131,7 +140,37 @@ def find_tensors(folder: Path) -> dict[str, StoredTensor]:
                     raise CheckpointError(f"checkpoint {folder}: {name} is stored twice")
                 shape = tuple(file.get_slice(key).get_shape())
                 stored[name] = StoredTensor(file_name, key, shape)
-    return stored
+    return _join_packed(stored)
+
+
+def _join_packed(stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Join packed numbers and their scales under the name of the weight they make."""
+    joined = dict(stored)
+    for name, packed in stored.items():
+        scale_name = name.removesuffix(PACKED) + SCALE
+        scale = stored.get(scale_name)
+        if not name.endswith(PACKED) or scale is None:
+            continue
+        *rows, num_bytes = packed.shape
+        if scale.shape == (*rows, num_bytes * 2 // GROUP):
+            del joined[name], joined[scale_name]
+            whole = replace(packed, shape=(*rows, num_bytes * 2), scale=scale)
+            joined[name.removesuffix(PACKED)] = whole
+    return joined
+
+
+def _read(folder: Path, stored: Mapping[str, StoredTensor]) -> dict[str, Tensor]:
+    """Read tensors, and scales, by the keys under which they are stored."""
+    keys: dict[str, list[str]] = {}
+    for tensor in stored.values():
+        for part in (tensor, tensor.scale):
+            if part is not None:
+                keys.setdefault(part.file, []).append(part.key)
+    found: dict[str, Tensor] = {}
+    for file_name, names in keys.items():
+        with _opened(folder, file_name) as file:
+            found |= {key: file.get_tensor(key) for key in names}
+    return found
 
 
 def require_fit(

@@ -4,7 +4,7 @@
 model (`model_type` "kimi_linear"), alone or below `text_config` (`model_type` "kimi_k3").
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -23,6 +23,8 @@ PUBLISHED_NAMES = {
     "gate_lower_bound": "gate_lower_bound",
 }
 """Fields of `ModelConfig` that stand in LINEAR_ATTENTION, and their names there."""
+PACKED_FORMAT = "mxfp4-pack-quantized"
+"""`format` of the one `quantization_config` whose weights can be read (see `model.mxfp4`)."""
 CONSTANTS: dict[str, tuple[Any, Any]] = {
     "hidden_act": ("situ", "silu"),
     "latent_moe_use_norm": (True, False),
@@ -32,7 +34,6 @@ CONSTANTS: dict[str, tuple[Any, Any]] = {
     "moe_renormalize": (True, True),
     "moe_router_activation_func": ("sigmoid", "sigmoid"),
     "num_expert_group": (1, 1),
-    "quantization_config": (None, None),
     "routed_scaling_factor": (1.0, 1.0),
     "tie_word_embeddings": (False, False),
     "topk_group": (1, 1),
@@ -168,7 +169,7 @@ class ModelConfig:
             for field in fields(self)
             if field.name not in PUBLISHED_NAMES
         }
-        values |= {name: value for name, (value, _) in CONSTANTS.items() if value is not None}
+        values |= {name: value for name, (value, _) in CONSTANTS.items()}
         global_layers = list(self.full_attn_layers)
         pattern = range(1, self.num_hidden_layers + 1)
         values[LINEAR_ATTENTION] = {
@@ -190,9 +191,10 @@ class ModelConfig:
             ValueError: a field is missing, of the wrong type, or asks for what is not implemented;
                 or sizes do not fit together.
         """
+        _check_quantization(values)
         if TEXT_CONFIG in values:
-            _check_constants(values, ("quantization_config",))
             values = _section(values, TEXT_CONFIG)
+            _check_quantization(values)
         linear = _section(values, LINEAR_ATTENTION)
         known, missing = {}, []
         for field in fields(cls):
@@ -204,7 +206,7 @@ class ModelConfig:
             known[field.name] = _typed(name, source[name], field.type)
         if missing:
             raise ValueError(f"model configuration is incomplete: it lacks {', '.join(missing)}")
-        _check_constants(values, CONSTANTS)
+        _check_constants(values)
         config = cls(**known)
         _check_linear_attention(config, linear)
         return config
@@ -217,10 +219,21 @@ def _section(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return section
 
 
-def _check_constants(values: Mapping[str, Any], names: Iterable[str]) -> None:
+def _check_quantization(values: Mapping[str, Any]) -> None:
+    quantization = values.get("quantization_config")
+    if quantization is None:
+        return
+    found = quantization.get("format") if isinstance(quantization, Mapping) else quantization
+    if found != PACKED_FORMAT:
+        raise ValueError(
+            f"quantization_config with format = {found!r} is not implemented, only "
+            f"{PACKED_FORMAT!r}"
+        )
+
+
+def _check_constants(values: Mapping[str, Any]) -> None:
     """Refuse what is not implemented, also where a field's absence asks for it."""
-    for name in names:
-        implemented, if_absent = CONSTANTS[name]
+    for name, (implemented, if_absent) in CONSTANTS.items():
         found = values.get(name, if_absent)
         if found != implemented:
             text = f"{found!r}" if name in values else f"{found!r} (it is absent)"

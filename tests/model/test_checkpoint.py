@@ -166,3 +166,38 @@ def test_only_the_decay_rates_may_be_padded(folder):
     rewrite(folder, damage)
     with pytest.raises(CheckpointError, match=r"A_log is \[3\].*norm.weight is \[160\]"):
         load(folder)
+
+
+def pack_experts(folder):
+    """Store the routed experts in four bits, rounded down to what these can say; return them."""
+    weights = load_file(folder / "model.safetensors")
+    rounded = {}
+    generator = torch.Generator().manual_seed(0)
+    for name in [name for name in weights if ".experts." in name]:
+        rows, columns = weights.pop(name).shape
+        halves = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 131, (rows, columns // 32), generator=generator).byte()
+        weights[f"{name}_packed"] = halves[:, ::2] | (halves[:, 1::2] << 4)
+        weights[f"{name}_scale"] = scales
+        table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+        signs = 1.0 - 2.0 * (halves >> 3).float()
+        powers = torch.ldexp(torch.ones(rows, columns // 32), scales.int() - 127)
+        rounded[name] = signs * table[(halves & 7).int()] * powers.repeat_interleave(32, 1)
+    save_file(weights, folder / "model.safetensors")
+    return rounded
+
+
+def test_routed_experts_of_four_bits_are_unpacked(folder):
+    rounded = pack_experts(folder)
+    loaded = load(folder).state_dict()
+    assert len(rounded) == 72
+    for name, tensor in rounded.items():
+        assert torch.equal(loaded[name], tensor), name
+
+
+def test_packed_experts_without_their_scales_are_reported(folder):
+    pack_experts(folder)
+    name = "model.layers.1.block_sparse_moe.experts.0.w1.weight"
+    rewrite(folder, lambda weights: weights.pop(f"{name}_scale"))
+    with pytest.raises(CheckpointError, match=rf"lacks {name}; it has {name}_packed, unknown"):
+        load(folder)

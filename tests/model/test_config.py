@@ -139,7 +139,8 @@ def test_what_an_absent_field_asks_for_is_refused(name):
         ({"topk_method": "greedy"}, "greedy"),
         ({"routed_scaling_factor": 2.446}, "2.446"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings"),
-        ({"quantization_config": {"format": "mxfp4-pack-quantized"}}, "quantization_config"),
+        ({"quantization_config": {"format": "pack-quantized"}}, "format = 'pack-quantized'"),
+        ({"text_config": {"quantization_config": {"format": "x"}}}, "format = 'x'"),
     ],
 )
 def test_what_is_not_implemented_is_refused_in_one_line(change, message):
