@@ -80,6 +80,8 @@ class LearnerSection(Section):
     """Tokens per forward and backward; gradients accumulate over the micro-batches of a step."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of the learner."""
+    balance_experts: bool = False
+    """Go on balancing the experts in every update; false: as the warm start left them."""
 
 
 class PublishSection(Section):
@@ -124,6 +126,8 @@ class WarmStartSection(Section):
     """CPU threads."""
     vocabulary_size: int = Field(default=1024, ge=300)
     """Tokens of the tokenizer trained on the demonstrations, special tokens included."""
+    balance_experts: bool = True
+    """Balance the experts in every update, so that all of them learn."""
 
 
 class RunConfig(Section):

@@ -17,6 +17,8 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from model import checkpoint
+from model.balancing import QuantileBalancer
+from model.expert_load import ExpertLoad
 from model.hybrid import HybridForCausalLM
 from model.logprobs import sequence_logprobs
 from rl.batch import Batch, MicroBatch, lay_end_to_end
@@ -33,6 +35,8 @@ class Update:
     version: int
     """Policy version that it made."""
     statistics: LossStatistics
+    expert_load: ExpertLoad | None
+    """Of the choices that were replayed; None where the engine recorded none."""
     grad_norm: float
     """Global norm before clipping."""
     learning_rate: float
@@ -55,7 +59,7 @@ class Learner:
 
         Args:
             model: In float32.
-            learner: Optimizer, size of a micro-batch, threads.
+            learner: Optimizer, size of a micro-batch, threads, whether experts are balanced.
             loss: Which loss.
             temperature: Sampling temperature of the trajectories, which divides the logits.
             num_kept_versions: How many versions, the current one included, `logprobs` can use.
@@ -72,6 +76,7 @@ class Learner:
         # A second instance scores under old versions, so that scoring never touches what trains.
         self._scorer = copy.deepcopy(model).requires_grad_(False)
         self._scorer_version = 0
+        self._balancer = QuantileBalancer(model) if learner.balance_experts else None
 
     @classmethod
     def load(
@@ -120,12 +125,15 @@ class Learner:
             statistics += self._accumulate(micro_batch, batch.num_loss_tokens)
         learning_rate = self._optimizer.learning_rate
         grad_norm = self._optimizer.step()
+        if self._balancer is not None:
+            self._balancer.update()
         self.version += 1
         self._kept[self.version] = self.weights()
         self._kept.pop(self.version - self._num_kept, None)
         return Update(
             version=self.version,
             statistics=statistics,
+            expert_load=measure_load(batch, self._model.config.shape.num_experts),
             grad_norm=grad_norm,
             learning_rate=learning_rate,
             seconds=time.monotonic() - started,
@@ -173,3 +181,9 @@ class Learner:
         losses = self._loss(logprobs, batch, self._loss_section)
         (losses.sum() / num_loss_tokens).backward()
         return LossStatistics.measure(losses, logprobs, entropy, batch, self._loss_section)
+
+
+def measure_load(batch: Batch, num_experts: int) -> ExpertLoad | None:
+    """Count the experts that the engine chose for a step's tokens; None if it recorded none."""
+    recorded = [part.expert_ids for part in batch.micro_batches if part.expert_ids is not None]
+    return ExpertLoad.of(torch.cat(recorded), num_experts) if recorded else None

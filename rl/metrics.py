@@ -45,6 +45,7 @@ def _metric(name: str, unit: str, meaning: str, over: str) -> Metric:
 _SCORED = "scored trajectories of the batch (Invalid ones left out)"
 _SAMPLED = "POLICY tokens of the batch"
 _LEARNED = "POLICY tokens of the packed batch, all micro-batches"
+_ROUTED = "tokens of the packed batch whose experts the engine recorded, prompts included"
 _SAME_VERSION = "POLICY tokens whose whole prefix was computed under one version, checked sample"
 _PROBE = "tokens of the fixed probe trajectories, after the publish, temperature 1"
 
@@ -88,6 +89,10 @@ METRICS: tuple[Metric, ...] = (
     _metric("rl/probe_gap_mean", "nats", "mean |engine minus learner log-prob| of the probe",
             _PROBE),
     _metric("rl/probe_gap_max", "nats", "largest such gap", _PROBE),
+    _metric("model/load_violation/{layer}", "ratio", "tokens of the busiest expert / mean over the "
+            "experts - 1, in one layer with experts, from 0", _ROUTED),
+    _metric("model/dead_experts/{layer}", "experts", "experts without a token, in one layer with "
+            "experts, from 0", _ROUTED),
     _metric("publish/seconds", "s", "from the learner's weights to the last acknowledgement",
             "the publish"),
     _metric("publish/bytes", "bytes", "size of the weights sent", "the publish"),

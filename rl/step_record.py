@@ -77,6 +77,7 @@ class StepRecord:
         return {
             **self._reward_metrics(),
             **self._rollout_metrics(),
+            **self._load_metrics(),
             "rl/loss": statistics.loss,
             "rl/grad_norm": self.update.grad_norm,
             "rl/entropy": statistics.entropy,
@@ -121,6 +122,16 @@ class StepRecord:
             "rollout/mixed_version_tokens": statistics.mixed_version_tokens,
             "rollout/lag_mean": float(lags.mean()) if len(lags) else None,
             "rollout/lag_max": int(lags.max()) if len(lags) else None,
+        }
+
+    def _load_metrics(self) -> dict[str, MetricValue]:
+        load = self.update.expert_load
+        if load is None:
+            return {}
+        violations, dead = enumerate(load.max_violation()), enumerate(load.num_dead())
+        return {
+            **{f"model/load_violation/{layer}": value for layer, value in violations},
+            **{f"model/dead_experts/{layer}": value for layer, value in dead},
         }
 
     def _lags(self) -> np.ndarray:

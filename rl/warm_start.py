@@ -31,6 +31,7 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from envs.environment import Split
 from model import checkpoint, presets
+from model.balancing import QuantileBalancer
 from model.hybrid import HybridForCausalLM, build_model
 from rl.config import RunConfig, WarmStartSection
 from rl.demonstrations import Demonstration, play_demonstrations
@@ -222,11 +223,12 @@ def build_trainer(
         tokenizer: Gives the padding token.
         train_rows: What to train on, from `tokenize`.
         held_out_rows: What to measure on.
-        section: Batch size, peak of the learning rate, passes of each cycle.
+        section: Batch size, peak of the learning rate, passes of each cycle, balancing.
         seed: Of the order of the rows.
         cycle: Which of `section.epochs`.
     """
     epochs = section.epochs[cycle]
+    balancing = [BalanceExperts(QuantileBalancer(model))] if section.balance_experts else []
     num_updates = math.ceil(len(train_rows) / section.batch_size * epochs)
     with tempfile.TemporaryDirectory() as folder:
         arguments = SFTConfig(
@@ -264,7 +266,7 @@ def build_trainer(
             eval_dataset=datasets.Dataset.from_list(list(held_out_rows)),
             data_collator=collator(tokenizer),
             processing_class=_as_transformers(tokenizer),
-            callbacks=[LogToLogger()],
+            callbacks=[LogToLogger(), *balancing],
         )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
@@ -287,6 +289,24 @@ class LogToLogger(transformers.TrainerCallback):
         figures = " ".join(f"{key} {float(logs[key]):.4f}" for key in shown if logs and key in logs)
         if figures:
             logger.info("update %d of %d: %s", state.global_step, state.max_steps, figures)
+
+
+class BalanceExperts(transformers.TrainerCallback):
+    """Sets the routers' corrections after each update, from the tokens that it trained on."""
+
+    def __init__(self, balancer: QuantileBalancer) -> None:
+        self._balancer = balancer
+
+    def on_step_end(
+        self,
+        args: transformers.TrainingArguments,
+        state: transformers.TrainerState,
+        control: transformers.TrainerControl,
+        **_: object,
+    ) -> None:
+        """Take the corrections that serve from the next update on."""
+        del args, state, control
+        self._balancer.update()
 
 
 def _as_transformers(tokenizer: Tokenizer) -> transformers.PreTrainedTokenizerFast:

@@ -203,3 +203,34 @@ def test_a_bounded_number_of_trajectories_is_checked(build_segment, build_group)
     group = build_group([0.0] * 10, segments=segments)
     agreement = check_trajectories(learner, group.trajectories, max_trajectories=4)
     assert agreement.num_tokens == 4
+
+
+def test_an_update_reports_the_load_of_the_experts_that_the_engine_chose(
+    build_segment, build_group
+):
+    learner = make_learner()
+    segments = with_behavior(
+        learner, [build_segment([*PROMPT, 5], experts=expert) for expert in (0, 0, 0, 2)]
+    )
+    samples = assign_credit([build_group([1.0, 0.0, 0.0, 0.0], segments=segments)], CreditSection())
+    load = learner.step(pack(samples, 64)).expert_load
+    assert load.counts.tolist() == [[18, 0, 6, 0]]  # 4 segments, 3 tokens, 2 experts each
+    assert load.max_violation() == [2.0]
+    assert load.num_dead() == [2]
+
+
+def test_without_recorded_experts_there_is_no_load(build_segment, build_group):
+    learner = make_learner()
+    samples = make_samples(learner, build_segment, build_group)
+    assert learner.step(pack(samples, 64)).expert_load is None
+
+
+@pytest.mark.parametrize("balance_experts", [False, True])
+def test_corrections_stay_frozen_unless_asked_for_and_are_published_with_the_weights(
+    build_segment, build_group, balance_experts
+):
+    learner = make_learner(balance_experts=balance_experts)
+    samples = make_samples(learner, build_segment, build_group)
+    learner.step(pack(samples, 64))
+    name = "model.layers.1.block_sparse_moe.gate.e_score_correction_bias"
+    assert bool(learner.weights()[name].any()) == balance_experts

@@ -15,6 +15,7 @@ from model import checkpoint as checkpoints
 from model.config import ModelConfig
 from model.hybrid import build_model
 from model.logprobs import sequence_logprobs
+from model.mixer import PackedMixer
 from rewards.reward import Blame, Invalid, Scored
 from rl.config import RunConfig
 from rl.metrics import read_metrics
@@ -94,6 +95,12 @@ class FakeCollector:
             logprobs, _ = sequence_logprobs(self.model, tokens, torch.tensor([0, len(tokens)]))
         return logprobs.numpy()
 
+    def _route(self, token_ids):
+        tokens = torch.tensor(token_ids)
+        with torch.no_grad():
+            mixer = PackedMixer(torch.tensor([0, len(tokens)]))
+            return self.model.model.run(tokens, mixer).expert_ids.numpy()
+
     def _play(self, task, sibling, round_index):
         random = np.random.default_rng(derive_seed(task.id, sibling, round_index))
         token_ids = random.integers(10, 300, size=8)
@@ -104,7 +111,10 @@ class FakeCollector:
             TokenSpan(start=4, stop=8, source=Source.POLICY, turn=0, policy_version=self.version),
         ]
         segment = Segment(
-            token_ids=token_ids.astype(np.int32), spans=tuple(spans), behavior_logprobs=logprobs
+            token_ids=token_ids.astype(np.int32),
+            spans=tuple(spans),
+            behavior_logprobs=logprobs,
+            expert_ids=self._route(token_ids.tolist()),
         )
         is_invalid = self.is_broken or sibling == 3
         invalid = Invalid(reason="sandbox_failed", blame=Blame.INFRASTRUCTURE)
@@ -181,6 +191,18 @@ async def test_engine_and_learner_agree_at_every_step_although_the_weights_move(
         assert measured == pytest.approx(line["time/step_seconds"], abs=0.01)
         assert line["rl/logprob_gap_mean"] < 1e-5
         assert line["rl/probe_gap_mean"] < 1e-5
+
+
+async def test_every_step_records_the_load_of_each_layers_experts(fake):
+    run = make_run()
+    await train_in(run)
+    steps = [line for line in read_metrics(run.metrics_path) if line["kind"] == "step"]
+    for line in steps:
+        # One layer of four experts, two per token: from balance to two dead ones.
+        assert 0.0 <= line["model/load_violation/0"] <= 1.0
+        assert line["model/dead_experts/0"] in (0, 1, 2)
+        assert "model/load_violation/1" not in line
+    assert any(line["model/load_violation/0"] > 0.0 for line in steps)
 
 
 async def test_an_engine_that_keeps_its_old_weights_stops_the_run(fake):

@@ -9,7 +9,10 @@ import torch
 
 from envs.environment import Split
 from model import checkpoint, presets
+from model.expert_load import ExpertLoad
 from model.hybrid import build_model
+from model.mixer import PackedMixer
+from model.moe_layer import Router
 from rl.config import RunConfig
 from rl.config_loader import load_config
 from rl.demonstrations import play_demonstrations
@@ -121,6 +124,54 @@ def test_a_warm_start_writes_a_checkpoint_that_loads_with_its_tokenizer_and_repo
     assert report.num_updates == 9
     assert 0.0 < report.held_out_loss < 5.7  # log(300) is a policy that knows nothing
     assert (folder / "model.safetensors").stat().st_size < 4_000_000
+
+
+def make_short_training(balance_experts):
+    """A tiny model whose first experts are far too popular, and a trainer of three updates."""
+    config = make_config(balance_experts=balance_experts)
+    demonstrations = play_demonstrations(config, Split.TRAIN)
+    tokenizer = train_tokenizer(demonstrations, 300)
+    rows = tokenize(demonstrations, tokenizer, config.rollout.max_tokens)
+    model = build_model(presets.get_preset("tiny", 300), seed=0)
+    for router in routers(model):
+        router.correction[:2] = 0.5
+    return model, rows, build_trainer(model, tokenizer, rows, rows[:1], config.warm_start, seed=0)
+
+
+def routers(model):
+    return [module for module in model.modules() if isinstance(module, Router)]
+
+
+def violations(model, rows):
+    token_ids = torch.tensor([token for row in rows for token in row["input_ids"]])
+    lengths = [0, *(len(row["input_ids"]) for row in rows)]
+    with torch.no_grad():
+        mixer = PackedMixer(torch.tensor(lengths).cumsum(0))
+        expert_ids = model.model.run(token_ids, mixer).expert_ids
+    return ExpertLoad.of(expert_ids, model.config.shape.num_experts).max_violation()
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_a_warm_start_evens_out_the_load_and_its_checkpoint_keeps_the_correction(tmp_path):
+    model, rows, trainer = make_short_training(balance_experts=True)
+    before = violations(model, rows)
+    trainer.train()
+    assert min(before) > 1.0
+    assert max(violations(model, rows)) < 0.5 * min(before)
+    checkpoint.save(model, tmp_path / "warm")
+    loaded = checkpoint.load(tmp_path / "warm")
+    for mine, kept in zip(routers(model), routers(loaded), strict=True):
+        assert kept.correction.dtype == torch.float32
+        assert torch.equal(mine.correction, kept.correction)
+
+
+@pytest.mark.usefixtures("work_folder")
+def test_a_warm_start_leaves_the_correction_alone_where_it_shall_not_balance():
+    model, _, trainer = make_short_training(balance_experts=False)
+    before = [router.correction.clone() for router in routers(model)]
+    trainer.train()
+    for router, correction in zip(routers(model), before, strict=True):
+        assert torch.equal(router.correction, correction)
 
 
 def test_the_kept_checkpoint_was_made_from_the_quickstart_configuration():
