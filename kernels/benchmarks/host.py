@@ -15,7 +15,7 @@ from torch.nn.functional import normalize, silu
 
 from kernels.attention_residual import attention_residual
 from kernels.benchmarks import plain
-from kernels.benchmarks.timing import announce, take_turns
+from kernels.benchmarks.timing import Function, announce, take_turns, there_and_back
 from kernels.delta_attention import delta_attention
 from kernels.delta_attention.reference import delta_recurrent, delta_step
 from kernels.gated_norm import gated_norm
@@ -32,9 +32,6 @@ WIDTH = 128
 NUM_HEADS = 4
 HEAD_WIDTH = 32
 VOCABULARY = 1024
-
-Outputs = Tensor | tuple[Tensor, ...]
-Function = Callable[..., Outputs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,18 +71,6 @@ class DeltaCost:
         """Cost per token of the longest sequence over that of the shortest."""
         per_token = self.seconds_per_token
         return per_token[max(per_token)] / per_token[min(per_token)]
-
-
-def there_and_back(function: Function, *inputs: Tensor) -> Callable[[], Sequence[Tensor]]:
-    """Return forward and backward as one call, which returns the gradients of `inputs`."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-
-    def run() -> Sequence[Tensor]:
-        outputs = function(*leaves)
-        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-        return torch.autograd.grad([x.sum() for x in outputs], leaves)
-
-    return run
 
 
 def measure_delta(rounds: int) -> DeltaCost:
@@ -162,17 +147,17 @@ def _rivals() -> dict[str, _Rivals]:
     bounds = torch.tensor([0, NUM_TOKENS])
     return {
         "short_conv": _Rivals(
-            lambda x, weight: short_conv(x, weight, bounds),
+            partial(short_conv, cu_seqlens=bounds),
             plain.conv,
             (normal(NUM_TOKENS, 3 * WIDTH), normal(3 * WIDTH, 4)),
         ),
         "gated_norm": _Rivals(
-            lambda x, gate, weight: gated_norm(x, gate, weight, plain.EPS),
+            partial(gated_norm, eps=plain.EPS),
             plain.norm,
             (normal(*heads), normal(*heads), normal(HEAD_WIDTH)),
         ),
         "situ_glu": _Rivals(
-            lambda gate, up: situ_glu(gate, up, plain.BETA, plain.LINEAR_BETA),
+            partial(situ_glu, beta=plain.BETA, linear_beta=plain.LINEAR_BETA),
             plain.situ,
             (normal(NUM_TOKENS, 3 * WIDTH), normal(NUM_TOKENS, 3 * WIDTH)),
         ),
@@ -182,8 +167,8 @@ def _rivals() -> dict[str, _Rivals]:
             (normal(WIDTH), normal(WIDTH), *(normal(*rows) for _ in range(3))),
         ),
         "token_logprobs": _Rivals(
-            lambda hidden, head: token_logprobs(hidden, head, targets),
-            lambda hidden, head: plain.logprobs(hidden, head, targets),
+            partial(token_logprobs, targets=targets),
+            partial(plain.logprobs, targets=targets),
             (normal(*rows), normal(VOCABULARY, WIDTH)),
         ),
     }

@@ -1,5 +1,8 @@
 """The compiler's figures are read right: a lean kernel passes, one that spills is reported."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import triton
 import triton.language as tl
@@ -9,6 +12,7 @@ from kernels.aot import (
     AotCase,
     KernelReport,
     compile_case,
+    discover,
     format_table,
     summarise,
 )
@@ -111,3 +115,35 @@ def test_a_kernel_that_does_not_compile_is_reported_with_the_reason():
 def test_a_case_must_type_every_argument_once(signature):
     with pytest.raises(ValueError, match=r"factor|BLOCK"):
         compile_case("op", case_of(scale, signature, {"BLOCK": 16}), TARGETS["sm_90"])
+
+
+def test_a_kernel_that_a_launch_starts_is_compiled_ahead_of_time():
+    compiled = {case.kernel.fn.__name__ for case in discover().values()}
+    assert jit_entry_points() - compiled == set()
+
+
+def jit_entry_points():
+    """Names of the functions under `triton.jit` that no other such function calls."""
+    defined, called = set(), set()
+    for path in (Path(__file__).parents[2] / "kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            if any(ast.unparse(decorator) == "triton.jit" for decorator in node.decorator_list):
+                defined.add(node.name)
+                called |= {
+                    call.func.id
+                    for call in ast.walk(node)
+                    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+                }
+    return defined - called
+
+
+def test_no_test_file_turns_the_interpreter_on_for_the_others():
+    folder = Path(__file__).parent
+    setting = [
+        path.name
+        for path in folder.glob("test_triton_*.py")
+        if "os.environ[" in path.read_text() or "setenv" in path.read_text()
+    ]
+    assert setting == []
