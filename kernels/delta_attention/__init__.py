@@ -21,6 +21,7 @@ from kernels.checks import check_cu_seqlens, check_tensors
 from kernels.delta_attention.reference import delta_step
 from kernels.delta_attention.segments import SegmentedDelta, plan_segments
 from kernels.gate_bound import MIN_LOG_DECAY as MIN_LOG_DECAY
+from kernels.lane import lane_of
 
 OP = "delta_attention"
 
@@ -68,7 +69,11 @@ def delta_attention(
     shape = len(bounds) - 1, sizes["H"], sizes["K"], sizes["V"]
     state = _checked_state(initial_state, shape, q)
     positions = _checked_starts(starts, len(bounds) - 1)
-    segments = list(plan_segments(bounds, positions, sizes["H"]))
+    if lane_of(q) == "triton":
+        from kernels.delta_attention.launch import TritonDeltaAttention
+
+        return TritonDeltaAttention.apply(q, k, v, g, beta, cu_seqlens, state, starts)  # pyright: ignore[reportReturnType]  torch types apply as Any
+    segments = list(plan_segments(bounds, positions, sizes["H"], q.device))
     return SegmentedDelta.apply(q, k, v, g, beta, state, segments)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 

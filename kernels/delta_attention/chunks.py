@@ -29,6 +29,7 @@ Source: Kimi Linear (arXiv 2510.26692) for the chunked form; `attend_backward` i
 with dG_t = q_t dq_t + k_t dk_t[reader] - k_t dk_t[key] in place of gradients of every factor.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,8 +42,8 @@ CHUNK = 64
 TILE = 16
 """Tokens per side of a diagonal tile."""
 TILES = CHUNK // TILE
-READERS = 2
-"""What reads the memory at each token: its query, and its key before it corrects."""
+JOINED_BLOCKS = (2, 1)
+"""Blocks per chunk, of two halves each, that are joined once the tiles are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +58,29 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Two halves of each of P blocks, one behind the other, as they meet."""
+class Decays:
+    """How much of each channel is left between two places of a chunk."""
 
-    since: Float[Tensor, "N P 1 J K"]
-    """Decay since the second half began, for its tokens."""
-    readers: Float[Tensor, "N P R K"]
-    """Of the second half, tile by tile, times `since`."""
-    until: Float[Tensor, "N P J K"]
-    """Decay until the first half ended, for its tokens."""
-    keys: Float[Tensor, "N P J K"]
-    """Of the first half, times `until`."""
+    tile: Float[Tensor, "N tiles 16 K"]
+    """Since the middle of the token's tile; above 1 before it."""
+    since_border: Sequence[Float[Tensor, "N P J K"]]
+    """For the second halves of P blocks: since they began. One entry for each of JOINED_BLOCKS."""
+    until_border: Sequence[Float[Tensor, "N P J K"]]
+    """For the first halves: until they ended."""
+    since_start: Float[Tensor, "N C K"]
+    """Since the chunk's start."""
+    until_end: Float[Tensor, "N C K"]
+    """Until the chunk's end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """Readers (queries, or what erases), or keys, times the decay towards where they meet."""
+
+    tile: Float[Tensor, "N tiles 16 K"]
+    """On the diagonal: the middle of the tile."""
+    halves: Sequence[Float[Tensor, "N P J K"]]
+    """Of P blocks: the border between the halves. Readers are in the second one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +88,7 @@ class Chunks:
     """What a chunk does to a state, independent of the state."""
 
     query: Float[Tensor, "N C K"]
-    """K^(-1/2) q, times the decay since the chunk's start."""
+    """q, times the decay since the chunk's start."""
     erase: Float[Tensor, "N C K"]
     """beta k, times the same."""
     write: Float[Tensor, "N C K"]
@@ -85,211 +98,199 @@ class Chunks:
     kept: Float[Tensor, "N K 1"]
     """Decay over the chunk."""
     mixing: Float[Tensor, "N C C"]
-    """A_qk."""
+    """K^(1/2) A_qk."""
     inverse: Float[Tensor, "N C C"]
     """(I + A_kk)^(-1)."""
-    since: Float[Tensor, "N C K"]
-    """Decay since the chunk's start."""
-    until: Float[Tensor, "N C K"]
-    """Decay up to the chunk's end."""
-    tile_decay: Float[Tensor, "N tiles tile K"]
-    """Decay since the tile's reference, its middle."""
-    tile_readers: Float[Tensor, "N tiles R K"]
-    """Readers times `tile_decay`."""
-    tile_keys: Float[Tensor, "N tiles tile K"]
-    """Keys divided by it."""
-    joins: tuple[Join, ...]
-    """Of blocks of 16, then of 32."""
+    decays: Decays
+    queries: Scaled
+    erasers: Scaled
+    keys: Scaled
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """Gradients of what `prepare` returned."""
+
+    query: Float[Tensor, "N C K"]
+    erase: Float[Tensor, "N C K"]
+    write: Float[Tensor, "N C K"]
+    values: Float[Tensor, "N C V"]
+    log_kept: Float[Tensor, "N K"]
+    """Of the log-decay over the whole chunk, through the state that leaves it."""
+    mixing: Float[Tensor, "N C C"]
+    """What lies above the diagonal is ignored, here and below."""
+    coupling: Float[Tensor, "N C C"]
+    """Of A_kk."""
 
 
 def prepare(inputs: Inputs) -> Chunks:
     """Compute everything of a chunk that needs no state."""
-    q, k, beta = inputs.q, inputs.k, inputs.beta
-    num_chunks, _, key_width = k.shape
-    tiled = num_chunks, TILES, TILE, key_width
-    since = _running_decay(inputs.g).view(tiled)
-    center = torch.exp2(-since[:, :, TILE // 2 - 1 : TILE // 2].log2().round())
-    tile_decay = since * center
-    readers = torch.stack([(q * key_width**-0.5).view(tiled), (k * beta).view(tiled)], dim=2)
-    tile_readers = (readers * tile_decay.unsqueeze(2)).flatten(2, 3)
-    tile_keys = k.view(tiled) / tile_decay
-
-    # Rows of `scores`: tile by tile, the queries of a tile, then its erasing keys.
-    scores = k.new_zeros(num_chunks, READERS * CHUNK, CHUNK)
-    diagonal = _product(tile_readers, tile_keys.mT)
-    diagonal.unflatten(2, (READERS, TILE))[:, :, 0].tril_()
-    _diagonal_blocks(scores, TILES).copy_(diagonal)
-
-    since, until = _drop(since), _drop(tile_decay[:, :, -1:] / tile_decay)
-    joins = []
-    for num_blocks in (2, 1):
-        join = _meet(readers, k, since, until, num_blocks)
-        block = _product(join.readers, join.keys.mT)
-        rows, columns = block.shape[2:]
-        _diagonal_blocks(scores, num_blocks)[:, :, rows:, :columns] = block
-        joins.append(join)
-        since, until = _grow(since, until, num_blocks)
-
-    mixing, coupling = _by_reader(scores.view(num_chunks, TILES, READERS, TILE, CHUNK))
-    query, erase = _by_reader(readers * since.view(tiled).unsqueeze(2))
-    since, until = since.view_as(k), until.view_as(k)
+    decays = _decays(inputs.g)
+    erasers = inputs.k * inputs.beta
+    scaled_queries = _scale_readers(inputs.q, decays)
+    scaled_erasers = _scale_readers(erasers, decays)
+    scaled_keys = _scale_keys(inputs.k, decays)
+    square = len(inputs.k), CHUNK, CHUNK
+    mixing = _score(scaled_queries, scaled_keys, inputs.k.new_zeros(square))
+    _diagonal_blocks(mixing, TILES).tril_()
+    coupling = _score(scaled_erasers, scaled_keys, inputs.k.new_empty(square))
     return Chunks(
-        query=query,
-        erase=erase,
-        write=k * until,
-        values=inputs.v * beta,
-        kept=since[:, -1].unsqueeze(-1),
+        query=inputs.q * decays.since_start,
+        erase=erasers * decays.since_start,
+        write=inputs.k * decays.until_end,
+        values=inputs.v * inputs.beta,
+        kept=decays.since_start[:, -1].unsqueeze(-1),
         mixing=mixing,
         inverse=_invert(coupling),
-        since=since,
-        until=until,
-        tile_decay=tile_decay,
-        tile_readers=tile_readers,
-        tile_keys=tile_keys,
-        joins=tuple(joins),
+        decays=decays,
+        queries=scaled_queries,
+        erasers=scaled_erasers,
+        keys=scaled_keys,
     )
 
 
-def prepare_backward(inputs: Inputs, chunks: Chunks, upstream: "Upstream") -> Inputs:
+def prepare_backward(inputs: Inputs, chunks: Chunks, upstream: Upstream) -> Inputs:
     """Turn the gradients of what `prepare` returned into those of its inputs.
 
     The gradient of log-decay needs no factor's gradient: every score holds exp(G_i - G_j), so G
     receives (reader * its gradient) at i and -(key * its gradient) at j.
     """
     q, k, v, beta = inputs.q, inputs.k, inputs.v, inputs.beta
-    num_chunks, _, key_width = k.shape
-    tiled = num_chunks, TILES, TILE, key_width
-    read_grad = upstream.read.view(num_chunks, TILES, READERS, TILE, key_width)
-    read_grad *= chunks.since.view(tiled).unsqueeze(2)
-    key_grad = upstream.write * chunks.until
-    for num_blocks, join in zip((2, 1), chunks.joins, strict=True):
-        rows, columns = join.readers.shape[2], join.keys.shape[2]
-        block = _diagonal_blocks(upstream.scores, num_blocks)[:, :, rows:, :columns]
-        second = read_grad.view(num_chunks, num_blocks, 2, -1, READERS, TILE, key_width)[:, :, 1]
-        second.addcmul_(_product(block, join.keys).view_as(second), join.since)
-        first = _halves(key_grad, num_blocks)[0]
-        first.addcmul_(_product(block.mT, join.readers), join.until)
+    _diagonal_blocks(upstream.mixing, TILES).tril_()
+    _diagonal_blocks(upstream.coupling, TILES).tril_(-1)
+    q_grad = _readers_grad(upstream.query, upstream.mixing, chunks)
+    eraser_grad = _readers_grad(upstream.erase, upstream.coupling, chunks)
+    key_grad = _keys_grad(upstream, chunks)
 
-    diagonal = _diagonal_blocks(upstream.scores, TILES).clone()
-    by_reader = diagonal.unflatten(2, (READERS, TILE))
-    by_reader[:, :, 0].tril_()
-    by_reader[:, :, 1].tril_(-1)
-    read_grad.addcmul_(
-        _product(diagonal, chunks.tile_keys).view_as(read_grad), chunks.tile_decay.unsqueeze(2)
-    )
-    key_grad.view(tiled).addcdiv_(_product(diagonal.mT, chunks.tile_readers), chunks.tile_decay)
-
-    q_grad, erase_grad = _by_reader(read_grad)
-    q_grad *= key_width**-0.5
-    beta_grad = (erase_grad * k).sum(dim=-1, keepdim=True)
+    beta_grad = (eraser_grad * k).sum(dim=-1, keepdim=True)
     beta_grad += (upstream.values * v).sum(dim=-1, keepdim=True)
-    erase_grad *= beta
-    log_decay_grad = (q * q_grad).addcmul_(k, erase_grad - key_grad)
+    eraser_grad *= beta
+    log_decay_grad = (eraser_grad - key_grad).mul_(k).addcmul_(q, q_grad)
     log_decay_grad[:, -1] += upstream.log_kept
     later = torch.ones(CHUNK, CHUNK, dtype=k.dtype, device=k.device).triu()
     return Inputs(
         q=q_grad,
-        k=erase_grad.add_(key_grad),
+        k=key_grad.add_(eraser_grad),
         v=upstream.values * beta,
-        g=torch.bmm(later.expand(num_chunks, -1, -1), log_decay_grad),
+        g=torch.bmm(later.expand(len(k), -1, -1), log_decay_grad),
         beta=beta_grad,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """Gradients of what `prepare` returned. `prepare_backward` works in place on the first."""
-
-    read: Float[Tensor, "N 2*C K"]
-    """Of `query` and `erase`, in the order of the scores' rows."""
-    write: Float[Tensor, "N C K"]
-    """Of `write`."""
-    scores: Float[Tensor, "N 2*C C"]
-    """Of A_qk and A_kk; what lies above their diagonal is ignored."""
-    values: Float[Tensor, "N C V"]
-    """Of `values`."""
-    log_kept: Float[Tensor, "N K"]
-    """Of the log-decay over the whole chunk, through the state that leaves it."""
-
-
-def _running_decay(g: Float[Tensor, "N C K"]) -> Float[Tensor, "N C K"]:
-    """exp(g), multiplied up from the start of each tile, in log2(TILE) steps."""
+def _decays(g: Float[Tensor, "N C K"]) -> Decays:
+    """Multiply decays up: inside tiles token by token, then from tile to tile."""
     decay = g.exp()
     size = 1
     while size < TILE:
-        first, second = _halves(decay, CHUNK // (2 * size))
+        first, second = decay.unflatten(1, (-1, 2, size)).unbind(dim=2)
         second *= first[:, :, -1:]
         size *= 2
-    return decay
+    since = _blocks(decay, TILES)
+    kept = since[:, :, -1:].clone()
+    center = torch.exp2(-since[:, :, TILE // 2 - 1 : TILE // 2].log2().round())
+    tile = since * center
+    until = _drop(tile[:, :, -1:] / tile)
+    since = _drop(since)
 
-
-def _meet(
-    readers: Float[Tensor, "N tiles readers tile K"],
-    k: Float[Tensor, "N C K"],
-    since: Tensor,
-    until: Tensor,
-    num_blocks: int,
-) -> Join:
-    """Scale the two halves of each block towards the border between them."""
-    num_chunks, _, _, tile, key_width = readers.shape
-    split = num_chunks, num_blocks, 2, -1
-    later = readers.view(*split, READERS, tile, key_width)[:, :, 1]
-    since = since.view(*split, 1, tile, key_width)[:, :, 1]
-    until = _halves(until, num_blocks)[0]
-    return Join(
-        since=since,
-        readers=(later * since).flatten(2, 4),
-        until=until,
-        keys=_halves(k, num_blocks)[0] * until,
+    since_border, until_border = [], []
+    for num_blocks in JOINED_BLOCKS:
+        kept_first, kept_second = _halves(kept, num_blocks)
+        second = _halves(since, num_blocks)[1] * _from_start(kept_second)
+        first = _halves(until, num_blocks)[0] * _to_end(kept_first)
+        since_border.append(_drop(second).flatten(2, 3))
+        until_border.append(_drop(first).flatten(2, 3))
+    kept = kept.unsqueeze(1)
+    return Decays(
+        tile=tile,
+        since_border=since_border,
+        until_border=until_border,
+        since_start=(since.unsqueeze(1) * _drop(_from_start(kept))).view_as(g),
+        until_end=(until.unsqueeze(1) * _drop(_to_end(kept))).view_as(g),
     )
 
 
-def _grow(since: Tensor, until: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Extend both decays from halves of blocks to whole blocks."""
-    since_first, since_second = _halves(since, num_blocks)
-    until_first, until_second = _halves(until, num_blocks)
-    kept_first, kept_second = since_first[:, :, -1:], since_second[:, :, -1:]
-    since = torch.stack([since_first, since_second * kept_first], dim=2)
-    until = torch.stack([until_first * kept_second, until_second], dim=2)
-    return _drop(since), _drop(until)
+def _from_start(kept: Float[Tensor, "N P J 1 K"]) -> Tensor:
+    """Multiply what each of J tiles keeps, up to but not with the tile itself."""
+    kept = torch.cat([torch.ones_like(kept[:, :, :1]), kept[:, :, :-1]], dim=2)
+    return kept.cumprod(dim=2)
+
+
+def _to_end(kept: Float[Tensor, "N P J 1 K"]) -> Tensor:
+    """Multiply what the tiles behind each one keep."""
+    return _from_start(kept.flip(2)).flip(2)
 
 
 def _drop(decay: Tensor) -> Tensor:
-    """Set to zero what is far below rounding: 2^-47 in float32.
+    """Set to zero, in place, what is far below rounding: 2^-47 in float32.
 
-    A product of two factors then never is a subnormal number, on which a CPU runs fifty times
-    slower.
+    A product of two factors is then never subnormal. On such numbers a CPU runs fifty times slower.
     """
     return threshold(decay, torch.finfo(decay.dtype).tiny ** 0.375, 0.0, inplace=True)
 
 
-def _halves(rows: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Split the rows of each chunk into blocks and return views of their halves [N, P, ., K]."""
-    first, second = rows.view(len(rows), num_blocks, 2, -1, rows.shape[-1]).unbind(dim=2)
-    return first, second
+def _shrink(scores: Tensor) -> Tensor:
+    """Do the same to numbers of either sign, below 2^-63: two of these are multiplied."""
+    return hardshrink(scores, torch.finfo(scores.dtype).tiny ** 0.5)
 
 
-def _diagonal_blocks(matrix: Float[Tensor, "N R C"], count: int) -> Float[Tensor, "N P R2 C2"]:
-    """View the blocks on the diagonal of a grid of `count` by `count`."""
-    grid = matrix.unflatten(2, (count, -1)).unflatten(1, (count, -1))
-    return grid.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+def _scale_readers(readers: Float[Tensor, "N C K"], decays: Decays) -> Scaled:
+    halves = [
+        _halves(readers, num_blocks)[1] * since
+        for num_blocks, since in zip(JOINED_BLOCKS, decays.since_border, strict=True)
+    ]
+    return Scaled(_blocks(readers, TILES) * decays.tile, halves)
 
 
-def _by_reader(rows: Float[Tensor, "N tiles readers tile X"]) -> tuple[Tensor, Tensor]:
-    """Part queries from erasing keys: twice [N, C, X]."""
-    query, erase = (part.flatten(1, 2) for part in rows.unbind(dim=2))
-    return query, erase
+def _scale_keys(k: Float[Tensor, "N C K"], decays: Decays) -> Scaled:
+    halves = [
+        _halves(k, num_blocks)[0] * until
+        for num_blocks, until in zip(JOINED_BLOCKS, decays.until_border, strict=True)
+    ]
+    return Scaled(_blocks(k, TILES) / decays.tile, halves)
 
 
-def _product(left: Float[Tensor, "N P R J"], right: Float[Tensor, "N P J C"]) -> Tensor:
-    """Multiply P matrices of each of N chunks."""
-    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])
+def _score(readers: Scaled, keys: Scaled, scores: Float[Tensor, "N C C"]) -> Tensor:
+    """Write sum_c reader_ic k_jc d(j, i]_c where j <= i; nothing above the diagonal tiles."""
+    _diagonal_blocks(scores, TILES).copy_(_shrink(_product(readers.tile, keys.tile.mT)))
+    for num_blocks, later, earlier in zip(JOINED_BLOCKS, readers.halves, keys.halves, strict=True):
+        _below(scores, num_blocks).copy_(_shrink(_product(later, earlier.mT)))
+    return scores
+
+
+def _readers_grad(
+    read_grad: Float[Tensor, "N C K"], scores_grad: Float[Tensor, "N C C"], chunks: Chunks
+) -> Float[Tensor, "N C K"]:
+    """Gradient of unscaled readers, from what they read of the state and from their scores."""
+    keys, decays = chunks.keys, chunks.decays
+    grad = read_grad * decays.since_start
+    pulled = _product(_diagonal_blocks(scores_grad, TILES), keys.tile)
+    _blocks(grad, TILES).addcmul_(pulled, decays.tile)
+    for num_blocks, half, since in zip(
+        JOINED_BLOCKS, keys.halves, decays.since_border, strict=True
+    ):
+        pulled = _product(_below(scores_grad, num_blocks), half)
+        _halves(grad, num_blocks)[1].addcmul_(pulled, since)
+    return grad
+
+
+def _keys_grad(upstream: Upstream, chunks: Chunks) -> Float[Tensor, "N C K"]:
+    """Gradient of keys as they are written and met by both kinds of readers."""
+    queries, erasers, decays = chunks.queries, chunks.erasers, chunks.decays
+    grad = upstream.write * decays.until_end
+    pulled = _product(_diagonal_blocks(upstream.mixing, TILES).mT, queries.tile)
+    pulled += _product(_diagonal_blocks(upstream.coupling, TILES).mT, erasers.tile)
+    _blocks(grad, TILES).addcdiv_(pulled, decays.tile)
+    for i, num_blocks in enumerate(JOINED_BLOCKS):
+        pulled = _product(_below(upstream.mixing, num_blocks).mT, queries.halves[i])
+        pulled += _product(_below(upstream.coupling, num_blocks).mT, erasers.halves[i])
+        _halves(grad, num_blocks)[0].addcmul_(pulled, decays.until_border[i])
+    return grad
 
 
 def _invert(coupling: Float[Tensor, "N C C"]) -> Float[Tensor, "N C C"]:
     """Invert I + A, reading A below the diagonal: tiles first, then blocks of 16 and 32 merge.
 
-    With (I + A) = [[L1, 0], [B, L2]] the inverse is [[L1^-1, 0], [-L2^-1 B L1^-1, L2^-1]].
+    With I + A = [[L1, 0], [B, L2]] the inverse is [[L1^-1, 0], [-L2^-1 B L1^-1, L2^-1]].
     """
     one = torch.eye(TILE, dtype=coupling.dtype, device=coupling.device)
     inverse = torch.zeros_like(coupling)
@@ -298,11 +299,36 @@ def _invert(coupling: Float[Tensor, "N C C"]) -> Float[Tensor, "N C C"]:
             _diagonal_blocks(coupling, TILES), one, upper=False, unitriangular=True
         )
     )
-    for num_blocks in (2, 1):
-        size = CHUNK // (2 * num_blocks)
-        first, second = slice(0, size), slice(size, None)
-        blocks = _diagonal_blocks(inverse, num_blocks)
-        below = _diagonal_blocks(coupling, num_blocks)[:, :, second, first]
-        merged = _product(_product(blocks[:, :, second, second], below), blocks[:, :, first, first])
-        blocks[:, :, second, first] = -hardshrink(merged, torch.finfo(merged.dtype).tiny ** 0.75)
+    for num_blocks in JOINED_BLOCKS:
+        first, second = _diagonal_blocks(inverse, 2 * num_blocks).unflatten(1, (-1, 2)).unbind(2)
+        merged = _shrink(_product(second, _below(coupling, num_blocks)))
+        _below(inverse, num_blocks).copy_(-_shrink(_product(merged, first)))
     return inverse
+
+
+def _blocks(rows: Float[Tensor, "N C X"], count: int) -> Float[Tensor, "N P J X"]:
+    """View the rows of each chunk as blocks."""
+    return rows.unflatten(1, (count, -1))
+
+
+def _halves(rows: Float[Tensor, "N C *X"], num_blocks: int) -> tuple[Tensor, Tensor]:
+    """View the first and second halves [N, P, J, ...] of blocks of rows, or of tiles."""
+    first, second = rows.unflatten(1, (num_blocks, 2, -1)).unbind(dim=2)
+    return first, second
+
+
+def _diagonal_blocks(matrix: Float[Tensor, "N C C"], count: int) -> Float[Tensor, "N P J J"]:
+    """View the blocks on the diagonal."""
+    grid = matrix.unflatten(2, (count, -1)).unflatten(1, (count, -1))
+    return grid.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+def _below(matrix: Float[Tensor, "N C C"], num_blocks: int) -> Float[Tensor, "N P J J"]:
+    """View the quarter of each diagonal block where its second half meets its first."""
+    size = matrix.shape[1] // (2 * num_blocks)
+    return _diagonal_blocks(matrix, num_blocks)[:, :, size:, :size]
+
+
+def _product(left: Float[Tensor, "N P R J"], right: Float[Tensor, "N P J C"]) -> Tensor:
+    """Multiply P matrices of each of N chunks."""
+    return torch.bmm(left.flatten(0, 1), right.flatten(0, 1)).unflatten(0, left.shape[:2])

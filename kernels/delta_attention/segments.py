@@ -18,8 +18,6 @@ from torch.autograd.function import once_differentiable
 
 from kernels.delta_attention.chunks import (
     CHUNK,
-    TILE,
-    TILES,
     Chunks,
     Inputs,
     Upstream,
@@ -51,7 +49,10 @@ class Segment:
 
 
 def plan_segments(
-    bounds: Sequence[int], starts: Sequence[int] | None, num_heads: int
+    bounds: Sequence[int],
+    starts: Sequence[int] | None,
+    num_heads: int,
+    device: torch.device,
 ) -> Iterator[Segment]:
     """Divide a pack into segments, such that each sequence's come in order.
 
@@ -60,6 +61,7 @@ def plan_segments(
         starts: Absolute position of each sequence's first token; 0 if None. Chunks end where the
             absolute position is a multiple of CHUNK.
         num_heads: H.
+        device: Of the pack.
     """
     spans = list(itertools.pairwise(bounds))
     chunks = [
@@ -78,7 +80,7 @@ def plan_segments(
                 [chunks[row][number : number + 2] for row in rows if number + 1 < len(chunks[row])]
                 for number in numbers
             ]
-            tokens = _rows(list(itertools.chain(*pieces)), bounds[-1])
+            tokens = _rows(list(itertools.chain(*pieces)), bounds[-1]).to(device)
             yield Segment(
                 sequences=rows,
                 alive=[len(piece) for piece in pieces],
@@ -177,16 +179,19 @@ def attend(chunks: Chunks, state: Float[Tensor, "R K V"], alive: Sequence[int]) 
         state: State that enters the segment, by sequence, then head.
         alive: As in `Segment`.
     """
-    num_heads = len(chunks.kept) // sum(alive)
+    sizes = [count * (len(chunks.kept) // sum(alive)) for count in alive]
     states = state.new_empty(len(chunks.kept), *state.shape[1:])
     corrections = torch.empty_like(chunks.values)
-    for rows in _rows_by_number(alive, num_heads):
-        current = state[: rows.stop - rows.start]
-        states[rows] = current
-        wrong = torch.baddbmm(chunks.values[rows], chunks.erase[rows], current, alpha=-1)
-        correction = torch.bmm(chunks.inverse[rows], wrong, out=corrections[rows])
-        current.mul_(chunks.kept[rows]).baddbmm_(chunks.write[rows].mT, correction)
-    output = torch.bmm(chunks.query, states).baddbmm_(chunks.mixing, corrections)
+    parts = chunks.values, chunks.erase, chunks.inverse, chunks.write.mT, chunks.kept
+    by_number = zip(*(x.split(sizes) for x in (*parts, states, corrections)), strict=True)
+    for value, erase, inverse, write, kept, entering, correction in by_number:
+        current = state[: len(value)]
+        entering.copy_(current)
+        torch.bmm(inverse, torch.baddbmm(value, erase, current, alpha=-1), out=correction)
+        current.mul_(kept).baddbmm_(write, correction)
+    scale = chunks.query.shape[-1] ** -0.5
+    output = torch.bmm(chunks.query, states)
+    output.baddbmm_(chunks.mixing, corrections, beta=scale, alpha=scale)
     return Attended(output, states, corrections)
 
 
@@ -198,34 +203,32 @@ def attend_backward(
     alive: Sequence[int],
 ) -> Upstream:
     """Pass the gradient of the state back through the chunks; it is replaced in place."""
-    num_heads = len(chunks.kept) // sum(alive)
+    sizes = [count * (len(chunks.kept) // sum(alive)) for count in alive]
+    output_grad = output_grad * chunks.query.shape[-1] ** -0.5
     state_grads = torch.empty_like(attended.states)  # of the states that leave
     values = torch.empty_like(chunks.values)
-    corrections = torch.bmm(chunks.mixing.mT, output_grad)
-    queried = torch.bmm(chunks.query.mT, output_grad)
-    for rows in reversed(_rows_by_number(alive, num_heads)):
-        current = state_grad[: rows.stop - rows.start]
-        state_grads[rows] = current
-        correction = torch.baddbmm(corrections[rows], chunks.write[rows], current)
-        wrong = torch.bmm(chunks.inverse[rows].mT, correction, out=values[rows])
-        current.mul_(chunks.kept[rows]).add_(queried[rows])
-        current.baddbmm_(chunks.erase[rows].mT, wrong, alpha=-1)
-    tiled = len(values), TILES, TILE, values.shape[-1]
-    upstream = torch.stack([output_grad.view(tiled), -values.view(tiled)], dim=2).flatten(1, 3)
-    write = torch.bmm(attended.corrections, state_grads.mT)
-    log_kept = (attended.states * state_grads).sum(dim=-1) * chunks.kept.squeeze(-1)
+    pulled = torch.bmm(chunks.mixing.mT, output_grad), torch.bmm(chunks.query.mT, output_grad)
+    parts = chunks.write, chunks.inverse.mT, chunks.kept, chunks.erase.mT
+    by_number = [x.split(sizes) for x in (*pulled, *parts, state_grads, values)]
+    for mixed, queried, write, inverse, kept, erase, leaving, value in zip(
+        *(reversed(part) for part in by_number), strict=True
+    ):
+        current = state_grad[: len(value)]
+        leaving.copy_(current)
+        torch.bmm(inverse, torch.baddbmm(mixed, write, current), out=value)
+        current.mul_(kept).add_(queried).baddbmm_(erase, value, alpha=-1)
+    states, corrections = attended.states, attended.corrections
+    write = torch.bmm(corrections, state_grads.mT)
+    log_kept = (states * state_grads).sum(dim=-1) * chunks.kept.squeeze(-1)
     return Upstream(
-        read=torch.bmm(upstream, attended.states.mT),
+        query=torch.bmm(output_grad, states.mT),
+        erase=torch.bmm(values, states.mT).neg_(),
         write=write,
-        scores=torch.bmm(upstream, attended.corrections.mT),
         values=values,
         log_kept=log_kept + (write * chunks.write).sum(dim=1),
+        mixing=torch.bmm(output_grad, corrections.mT),
+        coupling=torch.bmm(values, corrections.mT).neg_(),
     )
-
-
-def _rows_by_number(alive: Sequence[int], num_heads: int) -> list[slice]:
-    ends = [end * num_heads for end in itertools.accumulate(alive, initial=0)]
-    return [slice(start, stop) for start, stop in itertools.pairwise(ends)]
 
 
 def gather(inputs: Sequence[Tensor], segment: Segment, dtype: torch.dtype) -> Inputs:
