@@ -10,6 +10,7 @@ import json
 import re
 import types
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from envs.environment import EnvironmentFailure, ToolError, boundary
@@ -52,17 +53,7 @@ def tool_specs(environment: object) -> tuple[ToolSpec, ...]:
     Raises:
         ValueError: a parameter has no type, or one that a policy cannot write.
     """
-    kind = environment if isinstance(environment, type) else type(environment)
-    names: dict[str, None] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        names.update(dict.fromkeys(vars(base)))
-    return tuple(
-        _describe(name, getattr(kind, name))
-        for name in names
-        if not name.startswith("_")
-        and name not in RESERVED_NAMES
-        and inspect.isfunction(getattr(kind, name))
-    )
+    return _specs_of(environment if isinstance(environment, type) else type(environment))
 
 
 def parse_arguments(spec: ToolSpec, texts: Sequence[str]) -> dict[str, JsonValue]:
@@ -125,6 +116,20 @@ async def call_tool(
     if len(reply) > max_characters:
         reply = f"{reply[:max_characters]}\n(cut: {len(reply)} characters)"
     return reply
+
+
+@cache  # signatures and docstrings are read once per class, not at every call of a tool
+def _specs_of(kind: type) -> tuple[ToolSpec, ...]:
+    names: dict[str, None] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        names.update(dict.fromkeys(vars(base)))
+    return tuple(
+        _describe(name, getattr(kind, name))
+        for name in names
+        if not name.startswith("_")
+        and name not in RESERVED_NAMES
+        and inspect.isfunction(getattr(kind, name))
+    )
 
 
 def _check_call(specs: Sequence[ToolSpec], call: ToolCall) -> None:

@@ -13,6 +13,15 @@ deviation: that would weight tasks by how hard they are.
 Only siblings with a score count. One whose outcome is Invalid says nothing about the policy: it is
 in no baseline and in no batch, and n is the number of the others. With n < 2 there is no baseline,
 and the group gives no sample.
+
+A group whose rewards are all equal does give samples, with advantage 0: no policy gradient, but
+their tokens count in the one denominator of the loss and pay its squared log-ratio. DAPO (arXiv
+2503.14476) drops such groups and samples others in their place. They are kept here because
+
+- an update then shrinks with the share of groups that say something; dropped, the few that are left
+  would move the policy as far as a full batch, the more so the closer a task is to solved or lost;
+- where nothing can be learned, the squared log-ratio holds the policy to what sampled the group;
+- what a step costs and when it is complete do not depend on the rewards.
 """
 
 from collections.abc import Callable, Sequence

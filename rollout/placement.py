@@ -79,8 +79,8 @@ def connect(address: str) -> Placement:
 
     if ray.is_initialized():
         raise RuntimeError("this process is connected to Ray already")
-    _errors_to_log()
-    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
+    _speech_to_log()
+    quiet = {"log_to_driver": False, "logging_level": logging.WARNING}
     if address == LOCAL:
         with _own_signals():
             ray.init(
@@ -101,9 +101,16 @@ def connect(address: str) -> Placement:
     return Placement(is_ours=False)
 
 
-def _errors_to_log() -> None:
-    """Log what Ray would print of processes that die: the error that ends a run says it."""
+def _speech_to_log() -> None:
+    """Send to our log what Ray would print, of processes that die and of its own security.
+
+    The error that ends a run says what a person has to know.
+    """
     from ray._private import worker
+
+    ray_logger = logging.getLogger("ray")
+    ray_logger.handlers = [logging.NullHandler()]  # where nothing else listens, logging prints
+    ray_logger.propagate = True
 
     def record(data: Mapping[str, Any], **options: object) -> None:
         del options

@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from envs import tools
 from envs.environment import EnvironmentFailure
 from envs.messages import ToolCall
 from envs.tools import ToolError, call_tool, parse_arguments, tool_specs
@@ -127,6 +128,27 @@ def test_tools_of_a_base_class_count_and_may_be_overridden():
     specs = {spec.name: spec for spec in tool_specs(Corner)}
     assert set(specs) == set(SPECS)
     assert len(specs["buy"].parameters) == 1
+
+
+async def test_a_class_is_described_once_whatever_its_instances_are_asked(monkeypatch):
+    class Kiosk(Shop):
+        """A class that no other test has described."""
+
+    described = []
+    describe = tools._describe
+
+    def count(name, method):
+        described.append(name)
+        return describe(name, method)
+
+    monkeypatch.setattr(tools, "_describe", count)
+    for _ in range(3):
+        kiosk = Kiosk()
+        assert tool_specs(kiosk) == tool_specs(Shop)
+        for _ in range(2):
+            call = ToolCall(name="buy", arguments={"item": "tea", "count": 1})
+            assert await call_tool(kiosk, call) == "1 tea"
+    assert described == [spec.name for spec in tool_specs(Shop)]
 
 
 def test_a_parameter_that_no_policy_can_write_is_an_error():

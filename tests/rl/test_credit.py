@@ -31,6 +31,11 @@ def test_a_group_with_fewer_than_two_valid_members_gives_no_sample(build_group, 
     assert assign_credit([build_group(rewards)], RLOO) == []
 
 
+def test_a_group_whose_rewards_are_equal_is_kept_with_advantage_zero(build_group):
+    samples = assign_credit([build_group([1.0, 1.0, 1.0]), build_group([1.0, 0.0])], RLOO)
+    assert advantages_of(samples) == pytest.approx([0.0, 0.0, 0.0, 1.0, -1.0])
+
+
 def test_advantages_are_zero_off_the_policy_tokens(build_group):
     for sample in assign_credit([build_group([1.0, 0.0])], RLOO):
         assert (sample.advantages[:2] == 0).all()

@@ -1,5 +1,7 @@
 """The learner, with a real small model and no engine: updates, versions, partitions, a bandit."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -234,3 +236,30 @@ def test_corrections_stay_frozen_unless_asked_for_and_are_published_with_the_wei
     learner.step(pack(samples, 64))
     name = "model.layers.1.block_sparse_moe.gate.e_score_correction_bias"
     assert bool(learner.weights()[name].any()) == balance_experts
+
+
+def test_a_group_whose_rewards_are_equal_counts_in_the_denominator_and_pays_the_penalty(
+    build_segment, build_group
+):
+    learner = make_learner(learning_rate=1e-9)
+    tokens = [[*PROMPT, 5, 6], [*PROMPT, 7, 8]]
+    segments = with_behavior(learner, [build_segment(ids) for ids in tokens])
+    informative = build_group([1.0, 0.0], segments=segments)
+    # As if an older policy had sampled them, each token 0.1 nats less likely than now.
+    older = [
+        dataclasses.replace(
+            segment, behavior_logprobs=segment.behavior_logprobs - 0.1 * segment.loss_mask
+        )
+        for segment in segments
+    ]
+    equal = build_group([1.0, 1.0], segments=older)
+
+    def update_on(*groups):
+        return learner.step(pack(assign_credit(groups, CreditSection()), 64))
+
+    alone, both, penalty = update_on(informative), update_on(informative, equal), update_on(equal)
+    assert penalty.statistics.loss == pytest.approx(1e-3 * 0.1**2, rel=1e-3)
+    assert penalty.grad_norm > 0.0
+    assert both.statistics.num_tokens == 2 * alone.statistics.num_tokens
+    expected = (alone.statistics.loss + penalty.statistics.loss) / 2
+    assert both.statistics.loss == pytest.approx(expected, rel=1e-3)

@@ -3,13 +3,14 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rollout.placement import _errors_to_log, connect, descendants, kill_processes
+from rollout.placement import _speech_to_log, connect, descendants, kill_processes
 
 
 @pytest.fixture
@@ -94,16 +95,33 @@ def test_what_ray_says_of_dead_processes_is_logged_and_not_printed(caplog, capfd
 
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
     caplog.set_level(logging.INFO)
-    _errors_to_log()
+    _speech_to_log()
     worker.print_to_stdstream({"lines": ["a worker died"], "pid": "raylet"}, ignore_prefix=False)
     assert "Ray: a worker died" in caplog.text
     assert capfd.readouterr() == ("", "")
 
 
-def run_in_a_process_of_its_own(code, **variables):
+def test_what_ray_says_of_its_security_is_logged_and_not_printed():
+    code = (
+        "import logging, sys\n"
+        "import ray\n"
+        "from ray._private.authentication import authentication_token_setup as setup\n"
+        "from rollout.placement import _speech_to_log\n"
+        "_speech_to_log()\n"
+        "setup._warn_token_auth_enabled()\n"  # where nobody listens: verbs without a run folder
+        "logging.getLogger().addHandler(logging.FileHandler(sys.argv[1]))\n"
+        "setup._warn_token_auth_disabled()\n"
+    )
+    with tempfile.NamedTemporaryFile("r") as log:
+        done = run_in_a_process_of_its_own(code, log.name)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert "Token authentication is disabled" in log.read()
+
+
+def run_in_a_process_of_its_own(code, *arguments, **variables):
     """Ray connects a process once: each test of `connect` has its own."""
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *arguments],
         env=os.environ | variables,
         capture_output=True,
         text=True,
@@ -123,7 +141,7 @@ def test_local_starts_a_ray_of_its_own_whatever_the_environment_names():
         "placement.end()\n"
     )
     done = run_in_a_process_of_its_own(code, RAY_ADDRESS=f"127.0.0.1:{free_port()}")
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.fixture
