@@ -330,13 +330,8 @@ PULL_CORRECTIONS = Kernel(
 )
 CARRY_STATE_GRADS = Kernel(
     function=carry_state_grads,
-    configs=[
-        Config(32, 4, 1),
-        Config(32, 8, 1),
-        Config(16, 4, 1),
-        Config(16, 4, 2),
-        Config(64, 8, 1),
-    ],
+    configs=[Config(32, 4, 2), Config(32, 4, 1), Config(16, 4, 2), Config(64, 8, 1)],
+    float32=Config(16, 8, 2),
     split="V",
 )
 SOLVE_GRADS = Kernel(
@@ -349,7 +344,8 @@ STATE_GRADS = Kernel(
 )
 SCORE_GRADS = Kernel(
     function=score_grads,
-    configs=[Config(32, 4, 1), Config(32, 8, 1), Config(64, 8, 1), Config(16, 4, 1)],
+    configs=[Config(32, 4, 1), Config(32, 8, 1), Config(64, 8, 1)],
+    float32=Config(32, 8, 1),
     split="K",
 )
 SUM_GATE_GRADS = Kernel(

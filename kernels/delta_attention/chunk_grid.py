@@ -15,7 +15,7 @@ class ChunkGrid:
 
     table: Int[Tensor, "N 4"]
     """Of each chunk: the token of its first row, its first token, its end, its sequence."""
-    first_chunks: Int[Tensor, " S_plus_1"]
+    first_chunks: Int[Tensor, " S1"]
     """First chunk of each sequence, and the number of chunks."""
 
     def __len__(self) -> int:
@@ -24,13 +24,14 @@ class ChunkGrid:
 
     @classmethod
     def of(
-        cls, cu_seqlens: Int[Tensor, " S_plus_1"], starts: Int[Tensor, " S"] | None
+        cls, cu_seqlens: Int[Tensor, " S1"], starts: Int[Tensor, " S"] | None, device: torch.device
     ) -> "ChunkGrid":
         """Lay the grid over packed sequences.
 
         Args:
             cu_seqlens: Start of each sequence in the pack, and the number of tokens.
             starts: Position of each sequence's first token; 0 if None.
+            device: Where the kernels run.
         """
         bounds = cu_seqlens.to("cpu", torch.int64)
         begin, end = bounds[:-1], bounds[1:]
@@ -51,4 +52,4 @@ class ChunkGrid:
             ],
             dim=1,
         )
-        return cls(table.to(cu_seqlens.device), first_chunks.to(cu_seqlens.device))
+        return cls(table.to(device), first_chunks.to(device))

@@ -292,13 +292,8 @@ PREPARE_CHUNKS = Kernel(
 )
 CARRY_STATES = Kernel(
     function=carry_states,
-    configs=[
-        Config(32, 4, 2),
-        Config(32, 8, 2),
-        Config(32, 4, 1),
-        Config(64, 4, 2),
-        Config(16, 4, 2),
-    ],
+    configs=[Config(32, 4, 2), Config(32, 4, 1), Config(64, 4, 2), Config(16, 4, 2)],
+    float32=Config(16, 4, 2),
     split="V",
 )
 MIX_OUTPUTS = Kernel(

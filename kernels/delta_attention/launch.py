@@ -1,4 +1,4 @@
-"""The chunked delta rule on a GPU as a function autograd knows, and the replay of an open chunk.
+"""The chunked delta rule on a GPU, as a function that autograd knows.
 
 Takes the packed tensors of `kernels.delta_attention`, lays the chunk grid over them and runs the
 kernels of `forward` and `backward` in order.
@@ -109,7 +109,7 @@ def make_call(
     v: Float[Tensor, "T H V"],
     g: Float[Tensor, "T H K"],
     beta: Float[Tensor, "T H"],
-    cu_seqlens: Int[Tensor, " S_plus_1"],
+    cu_seqlens: Int[Tensor, " S1"],
     initial_state: Float[Tensor, "S H K V"] | None,
     starts: Int[Tensor, " S"] | None,
 ) -> Call:
@@ -130,7 +130,7 @@ def make_call(
         g.contiguous(),
         beta.contiguous(),
         initial_state.float().contiguous(),
-        ChunkGrid.of(cu_seqlens, starts),
+        ChunkGrid.of(cu_seqlens, starts, q.device),
     )
 
 
@@ -341,7 +341,7 @@ class TritonDeltaAttention(torch.autograd.Function):
         v: Float[Tensor, "T H V"],
         g: Float[Tensor, "T H K"],
         beta: Float[Tensor, "T H"],
-        cu_seqlens: Int[Tensor, " S_plus_1"],
+        cu_seqlens: Int[Tensor, " S1"],
         initial_state: Float[Tensor, "S H K V"] | None = None,
         starts: Int[Tensor, " S"] | None = None,
     ) -> tuple[Float[Tensor, "T H V"], Float[Tensor, "S H K V"]]:
@@ -372,35 +372,3 @@ class TritonDeltaAttention(torch.autograd.Function):
             call, scores, passage, grads[0].contiguous(), grads[1].contiguous()
         )
         return *input_grads, None, state_grad if ctx.has_state else None, None
-
-
-def replay_open_chunks(
-    q: Float[Tensor, "T H K"],
-    k: Float[Tensor, "T H K"],
-    v: Float[Tensor, "T H V"],
-    g: Float[Tensor, "T H K"],
-    beta: Float[Tensor, "T H"],
-    cu_seqlens: Int[Tensor, " B_plus_1"],
-    boundary_states: Float[Tensor, "B H K V"],
-) -> tuple[Float[Tensor, "B H V"], Float[Tensor, "B H K V"]]:
-    """Decode one token of each sequence so that it equals the training forward bit for bit.
-
-    The kernels of the forward pass run on each sequence's open chunk. They read nothing of a later
-    token, so a row comes out as it does when the chunk is full.
-
-    Args:
-        q: Queries of the tokens since the last position that is a multiple of 64, the new token at
-            the end: 1 to 64 per sequence.
-        k: Keys.
-        v: Values.
-        g: Log-decays.
-        beta: Write strengths.
-        cu_seqlens: Start of each sequence's tokens, and T at the end.
-        boundary_states: State at that position.
-
-    Returns:
-        Outputs of the new tokens, and the states after them: of a chunk that is now full, the next
-        boundary state.
-    """
-    out, states = TritonDeltaAttention.apply(q, k, v, g, beta, cu_seqlens, boundary_states, None)  # pyright: ignore[reportGeneralTypeIssues]  torch types apply as Any
-    return out[cu_seqlens[1:].long() - 1], states

@@ -160,12 +160,18 @@ class Kernel:
     configs: Sequence[Config]
     """The first is launched, whatever the lengths of the sequences: a replayed chunk must meet the
     arithmetic of the whole sequence. The others are what a tuner may try."""
+    float32: Config | None = None
+    """Launched instead for float32 inputs: three parts of every factor take more registers."""
     split: Literal["K", "V", ""] = ""
     """Width that axis 2 of the grid divides into blocks, if any."""
 
+    def chosen(self, shape: Shape) -> Config:
+        """Return the configuration that a launch uses."""
+        return self.float32 if self.float32 and tl.float32 == shape.DOT else self.configs[0]
+
     def launch(self, grid: tuple[int, int], shape: Shape, *tensors: Tensor) -> None:
         """Run the kernel on `grid`, to which `split` adds an axis."""
-        config = self.configs[0]
+        config = self.chosen(shape)
         constants = self._constants(shape, config)
         if self.split:
             width = getattr(shape, self.split)
@@ -181,7 +187,7 @@ class Kernel:
     def aot_cases(self) -> Iterator[AotCase]:
         """List every configuration at the sizes of the presets `k3` and `tiny`."""
         for label, x, shape in AOT_SHAPES:
-            for config in self.configs:
+            for config in dict.fromkeys([*self.configs, self.chosen(shape)]):
                 constants = self._constants(shape, config)
                 tensors = [name for name in self.function.arg_names if name not in constants]
                 yield AotCase(
@@ -192,7 +198,7 @@ class Kernel:
                     constexprs=constants,
                     num_warps=config.num_warps,
                     num_stages=config.num_stages,
-                    chosen=config is self.configs[0],
+                    chosen=config == self.chosen(shape),
                     divisible_by_16=tensors,
                 )
 
