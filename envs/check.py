@@ -10,13 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from envs.config import EnvironmentConfig
 from envs.environment import EnvironmentSpec, Expert, Split
 from envs.episode import Episode, StopReason
-from envs.messages import JsonValue, Message, Role
+from envs.messages import JsonValue, Message, Role, ToolCall
 from envs.play import play
+from envs.registry import load_environment
 from envs.task import Task
-from envs.task_sets import make_tasks
+from envs.task_sets import list_tasks
 from envs.tools import tool_specs
+
+EXAMPLES: Mapping[str, JsonValue] = {
+    "string": "example",
+    "integer": 1,
+    "number": 1.0,
+    "boolean": True,
+    "array": [],
+    "object": {},
+}
+"""An argument of every type that a policy can write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,14 +43,14 @@ class Finding:
 
 async def check_environment(
     spec: EnvironmentSpec,
-    options: Mapping[str, JsonValue] | None = None,
+    section: EnvironmentConfig | None = None,
     num_tasks: int = 8,
 ) -> list[Finding]:
     """Check an environment's tools and tasks, and play some episodes without a model.
 
     Args:
         spec: The environment.
-        options: Options of its task set.
+        section: Its section in a configuration: options of its task set, or a file of tasks.
         num_tasks: Tasks of each split to play.
 
     Returns:
@@ -46,13 +58,29 @@ async def check_environment(
     """
     findings = _check_tools(spec)
     try:
-        tasks = {split: make_tasks(spec, split, options) for split in Split}
+        tasks = {split: list_tasks(spec, section or EnvironmentConfig(), split) for split in Split}
+        chosen = [
+            [(world_of(spec, task), task) for task in choose_tasks(tasks[split], num_tasks)]
+            for split in Split
+        ]
     except ValueError as error:
         return [*findings, Finding(rule="tasks can be made", detail=str(error))]
     findings += _check_task_lists(tasks)
-    for task in chain.from_iterable(choose_tasks(tasks[split], num_tasks) for split in Split):
-        findings += await _check_play(spec, task)
+    for world, task in chain.from_iterable(chosen):
+        findings += await _check_play(world, task)
+    if not findings:
+        for world, task in chain.from_iterable(part[:1] for part in chosen):
+            findings += await _check_calls(world, task)
     return findings
+
+
+def world_of(spec: EnvironmentSpec, task: Task) -> EnvironmentSpec:
+    """Return the environment that a task names: those of a file may name others than `spec`.
+
+    Raises:
+        ValueError: it cannot be loaded.
+    """
+    return spec if task.environment == spec.name else load_environment(task.environment)
 
 
 def choose_tasks(tasks: Sequence[Task], num_tasks: int) -> list[Task]:
@@ -127,6 +155,23 @@ async def _check_play(spec: EnvironmentSpec, task: Task) -> list[Finding]:
     if (first.messages, first.artifacts) != (second.messages, second.artifacts):
         return [Finding(rule="the same actions give the same replies", detail=task.id)]
     return []
+
+
+async def _check_calls(spec: EnvironmentSpec, task: Task) -> list[Finding]:
+    """Call each tool in an episode of its own: whatever a policy asks, the world must not break.
+
+    The arguments have the right types and no sense; `ToolError` is a reply like any other.
+    """
+    findings = []
+    for tool in tool_specs(spec.environment):
+        arguments = {parameter.name: EXAMPLES[parameter.type] for parameter in tool.parameters}
+        call = ToolCall(name=tool.name, arguments=arguments)
+        action = Message(role=Role.POLICY, tool_calls=(call,))
+        episode = await play(spec, task, lambda _, action=action: action, max_turns=1)
+        if episode.stop is StopReason.ENVIRONMENT_ERROR:
+            detail = f"{task.id}: called with {arguments}: {episode.error}"
+            findings.append(Finding(rule="the environment does not break", detail=detail))
+    return findings
 
 
 def _first_policy(spec: EnvironmentSpec, task: Task) -> Expert:

@@ -50,16 +50,23 @@ def load_tasks(name: str, environment: EnvironmentConfig, split: Split) -> list[
             file, a broken line, an id given twice, or a split without tasks.
     """
     spec = load_environment(environment.use or name)
-    if environment.tasks:
-        source = environment.tasks
-        tasks = [task for task in read_tasks(Path(source)) if split_of(task.id) is split]
-    else:
-        source = f"environment {spec.name!r}"
-        tasks = make_tasks(spec, split, environment.options)
+    tasks = list_tasks(spec, environment, split)
+    source = environment.tasks or f"environment {spec.name!r}"
     if not tasks:
         raise ValueError(f"{source} has no {split} tasks (the split is by hash of the id)")
     _check_unique(source, tasks)
     return tasks
+
+
+def list_tasks(spec: EnvironmentSpec, environment: EnvironmentConfig, split: Split) -> list[Task]:
+    """List the tasks of a section as they are: from its file where it names one, else made.
+
+    Raises:
+        ValueError: one line: the file cannot be read, or the tasks cannot be made.
+    """
+    if environment.tasks:
+        return [task for task in read_tasks(Path(environment.tasks)) if split_of(task.id) is split]
+    return make_tasks(spec, split, environment.options)
 
 
 def make_tasks(

@@ -4,14 +4,13 @@ Takes an environment, returns what is wrong; an empty list is a pass. `limosa ch
 """
 
 import random
-from collections.abc import Mapping
 
-from envs.check import Finding, check_environment, choose_tasks, say_nothing
+from envs.check import Finding, check_environment, choose_tasks, say_nothing, world_of
+from envs.config import EnvironmentConfig
 from envs.environment import EnvironmentSpec, Expert, Split
-from envs.messages import JsonValue
 from envs.play import play
 from envs.task import Task
-from envs.task_sets import make_tasks
+from envs.task_sets import list_tasks
 from rewards.registry import load_grader
 from rewards.reward import Blame, Grader, Invalid, Outcome, require_outcome
 
@@ -21,25 +20,26 @@ NUM_EXPERT_ATTEMPTS = 24
 
 async def check_rewards(
     spec: EnvironmentSpec,
-    options: Mapping[str, JsonValue] | None = None,
+    section: EnvironmentConfig | None = None,
     num_tasks: int = 8,
 ) -> list[Finding]:
     """Check an environment as `envs.check` does, then grade episodes whose score is known.
 
     Args:
         spec: The environment.
-        options: Options of its task set.
+        section: Its section in a configuration: options of its task set, or a file of tasks.
         num_tasks: Tasks of each split to play.
 
     Returns:
         Findings; the grader is not asked while the environment itself is unsound.
     """
-    findings = await check_environment(spec, options, num_tasks)
+    findings = await check_environment(spec, section, num_tasks)
     if findings:
         return findings
     for split in Split:
-        for task in choose_tasks(make_tasks(spec, split, options), num_tasks):
-            findings += await _check_task(spec, task)
+        tasks = list_tasks(spec, section or EnvironmentConfig(), split)
+        for task in choose_tasks(tasks, num_tasks):
+            findings += await _check_task(world_of(spec, task), task)
     return findings
 
 

@@ -179,7 +179,7 @@ def _check_tasks(
 
 def _check_contract(name: str, section: EnvironmentConfig, num_tasks: int) -> list[Finding]:
     spec = load_environment(section.use or name)
-    broken = asyncio.run(check_rewards(spec, section.options, num_tasks))
+    broken = asyncio.run(check_rewards(spec, section, num_tasks))
     subject = f"environments.{name}"
     if not broken:
         text = f"keeps the contract in {num_tasks} tasks of each split"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from envs.check import check_environment
-from envs.environment import EnvironmentSpec, Split
+from envs.config import EnvironmentConfig
+from envs.environment import EnvironmentSpec, Split, ToolError
 from envs.messages import Message, Role, ToolCall
 from envs.registry import load_environment
 from envs.task import Task
@@ -95,7 +96,8 @@ def graders_of_this_file(monkeypatch):
 
 
 async def find_rules(spec, options=None):
-    return [finding.rule for finding in await check_rewards(spec, options, num_tasks=2)]
+    section = EnvironmentConfig(options=options or {})
+    return [finding.rule for finding in await check_rewards(spec, section, num_tasks=2)]
 
 
 async def test_a_sound_environment_passes_though_its_expert_fails_at_times():
@@ -157,6 +159,36 @@ async def test_an_environment_that_breaks_is_found():
     findings = await check_environment(make_spec(Broken), num_tasks=1)
     assert {finding.rule for finding in findings} == {"the environment does not break"}
     assert "hoarse" in findings[0].detail
+
+
+async def test_a_tool_that_raises_is_found_without_an_expert():
+    class Broken(Echo):
+        def shout(self, word: str, times: int = 2) -> str:
+            """Say a word loudly.
+
+            Args:
+                word: The word.
+                times: How often.
+            """
+            raise RuntimeError(f"hoarse after {times}")
+
+    findings = await check_environment(make_spec(Broken, expert=None), num_tasks=1)
+    assert {finding.rule for finding in findings} == {"the environment does not break"}
+    assert "called with {'word': 'example', 'times': 1}" in findings[0].detail
+    assert "Broken.shout raised RuntimeError: hoarse after 1" in findings[0].detail
+
+
+async def test_a_tool_that_refuses_a_senseless_call_is_sound():
+    class Strict(Echo):
+        def say(self, word: str) -> str:
+            """Say a word.
+
+            Args:
+                word: The word.
+            """
+            raise ToolError("not this word")
+
+    assert await check_environment(make_spec(Strict, expert=None), num_tasks=1) == []
 
 
 async def test_an_environment_that_is_not_the_same_twice_is_found():

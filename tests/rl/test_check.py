@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from rl.check import Verdict, check_ready, check_run, require_ready
@@ -33,6 +35,21 @@ def test_an_environment_that_breaks_its_contract_is_found(work_folder, good, bad
     assert good in world.read_text()
     world.write_text(world.read_text().replace(good, bad))
     assert said in errors(check_run(load_config("run.toml")))[0][1]
+
+
+def test_the_contract_is_played_with_the_tasks_of_the_file(work_folder):
+    task = {"environment": "echo_world:SPEC", "grader": "echo_world:grade"}
+    wrong = {"data": {"word": "a"}, "reference": {"word": "b"}}
+    lines = [json.dumps(task | wrong | {"id": f"mine/{i}"}) for i in range(40)]
+    (work_folder / "tasks.jsonl").write_text("\n".join(lines))
+    world = work_folder / "echo_world.py"  # its expert says what it reads, not what is right
+    world.write_text(world.read_text().replace('task.reference["word"]})', 'task.data["word"]})'))
+    assert errors(check_run(load_config("run.toml"))) == []
+    found = errors(check_run(load_config("run.toml", ["environments.echo.tasks=tasks.jsonl"]), 1))
+    assert len(found) == 2  # one task of each split
+    for subject, text in found:
+        assert subject == "environments.echo"
+        assert "an expert scores 1 (mine/" in text
 
 
 def test_every_error_is_found_not_only_the_first(work_folder):
