@@ -84,7 +84,7 @@ def bench_kernels() -> tuple[KernelBench, Sequence[host.Comparison]]:
         cost_per_token_256k_over_4k=delta.long_over_short,
         step_over_transformers_4096=step.ratio,
         token_logprobs_memory_share=float("nan"),
-        replay_decode_bitwise=False,
+        replay_decode_bitwise=host.is_replay_bitwise(),
         engine_batch_invariant=0,
         aot=compile_ahead_of_time(),
     )

@@ -18,6 +18,7 @@ from kernels.benchmarks import plain
 from kernels.benchmarks.timing import Function, announce, take_turns, there_and_back
 from kernels.delta_attention import delta_attention
 from kernels.delta_attention.reference import delta_recurrent, delta_step
+from kernels.delta_attention.replay import ReplayState, delta_attention_replay
 from kernels.gated_norm import gated_norm
 from kernels.short_conv import short_conv
 from kernels.situ_glu import situ_glu
@@ -103,6 +104,20 @@ def measure_delta(rounds: int) -> DeltaCost:
             LONG: seconds["long"] / LONG,
         },
     )
+
+
+def is_replay_bitwise() -> bool:
+    """Whether decoding by replay, token after token, gives the bits of the forward of training."""
+    announce(f"delta_attention: {NUM_TOKENS} tokens decoded by replay")
+    inputs = _delta_inputs(NUM_TOKENS)
+    expected = _chunked(*inputs)
+    state = ReplayState(torch.zeros(1, NUM_HEADS, HEAD_WIDTH, HEAD_WIDTH))
+    one_token = torch.tensor([0, 1])
+    decoded = [
+        delta_attention_replay(q, k, v, g, beta, one_token, state)
+        for q, k, v, g, beta in zip(*(x.split(1) for x in inputs), strict=True)
+    ]
+    return torch.equal(torch.cat(decoded), expected)
 
 
 def measure_others(rounds: int) -> Iterator[Comparison]:
