@@ -40,8 +40,9 @@ class AotCase:
     """Unique within the op; says kernel, shape and configuration."""
     kernel: object
     """The function that `triton.jit` returned."""
-    signature: Mapping[str, str]
-    """Type of each run-time argument in Triton's words: `*bf16`, `*fp32`, `i32`, `fp32`."""
+    signature: Mapping[str, str | tuple[str, ...]]
+    """Type of each run-time argument in Triton's words: `*bf16`, `*fp32`, `i32`, `fp32`. A tuple of
+    pointers has a tuple of types."""
     constexprs: Mapping[str, object]
     """Value of each compile-time argument."""
     num_warps: int
@@ -52,7 +53,8 @@ class AotCase:
     """Whether a launch uses this configuration by default: then it must neither spill nor ask for
     more shared memory than there is."""
     divisible_by_16: Sequence[str] = ()
-    """Pointers aligned to 16 bytes and integers divisible by 16, as a launch would find them."""
+    """Pointers aligned to 16 bytes, tuples of such, and integers divisible by 16, as a launch would
+    find them."""
     enable_fp_fusion: bool = True
     """Whether a product and a sum may become one fused operation."""
 
@@ -194,7 +196,7 @@ def compile_case(op: str, case: AotCase, target: Target) -> KernelReport:
     )
 
 
-def _full_signature(case: AotCase) -> dict[str, str]:
+def _full_signature(case: AotCase) -> dict[str, str | tuple[str, ...]]:
     """Type all arguments in the kernel's order."""
     names: list[str] = list(getattr(case.kernel, "arg_names", ()))
     typed = [*case.signature, *case.constexprs]
@@ -206,9 +208,14 @@ def _full_signature(case: AotCase) -> dict[str, str]:
     return {name: case.signature.get(name, "constexpr") for name in names}
 
 
-def _alignments(case: AotCase) -> dict[tuple[int], list[list[object]]]:
+def _alignments(case: AotCase) -> dict[tuple[int, ...], list[list[object]]]:
     names: list[str] = list(getattr(case.kernel, "arg_names", ()))
-    return {(names.index(name),): [["tt.divisibility", 16]] for name in case.divisible_by_16}
+    paths: list[tuple[int, ...]] = []
+    for name in case.divisible_by_16:
+        place, type_ = names.index(name), case.signature[name]
+        members = [()] if isinstance(type_, str) else [(i,) for i in range(len(type_))]
+        paths.extend((place, *member) for member in members)
+    return {path: [["tt.divisibility", 16]] for path in paths}
 
 
 def _nvidia_figures(asm: Mapping[str, Any], target: Target) -> tuple[int, int]:

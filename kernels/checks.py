@@ -2,12 +2,15 @@
 
 import itertools
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch import Tensor
 
 
-def check_tensors(op: str, tensors: Mapping[str, tuple[Tensor | None, str]]) -> dict[str, int]:
+def check_tensors(
+    op: str, tensors: Mapping[str, tuple[Tensor | None, str]], **known: int
+) -> dict[str, int]:
     """Check the tensors of one call against each other.
 
     All must be floating point, of one dtype and on one device, hold at least one element, and have
@@ -16,7 +19,8 @@ def check_tensors(op: str, tensors: Mapping[str, tuple[Tensor | None, str]]) -> 
     Args:
         op: Name of the op, first word of every message.
         tensors: Argument name to tensor and dimension letters, such as `(q, "T H K")`; equal
-            letters are equal sizes. None is skipped.
+            letters are equal sizes, `I-1` is one less than I. None is skipped.
+        **known: Sizes that other arguments give.
 
     Returns:
         Size of each dimension letter.
@@ -24,40 +28,57 @@ def check_tensors(op: str, tensors: Mapping[str, tuple[Tensor | None, str]]) -> 
     Raises:
         ValueError: a tensor does not fit; the message names it, what it is and what it should be.
     """
-    sizes: dict[str, int] = {}
+    sizes = dict(known)
     seen: tuple[str, Tensor] | None = None
     for name, (tensor, letters) in tensors.items():
         if tensor is None:
             continue
-        wanted = letters.split()
-        if tensor.dim() != len(wanted) or any(
-            sizes.setdefault(letter, size) != size
-            for letter, size in zip(wanted, tensor.shape, strict=True)
-        ):
-            known = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
-            raise ValueError(
-                f"{op}: {name} has shape {list(tensor.shape)}, expected [{', '.join(wanted)}]"
-                + (f" with {known}" if known else "")
-            )
-        if tensor.numel() == 0:
-            raise ValueError(f"{op}: {name} is empty, shape {list(tensor.shape)}")
-        if not tensor.is_floating_point():
-            raise ValueError(f"{op}: {name} is {tensor.dtype}, expected a floating-point dtype")
-        if seen is not None and tensor.dtype != seen[1].dtype:
-            raise ValueError(
-                f"{op}: {name} is {tensor.dtype}, {seen[0]} is {seen[1].dtype}: convert one of them"
-            )
-        if seen is not None and tensor.device != seen[1].device:
-            raise ValueError(
-                f"{op}: {name} is on {tensor.device}, {seen[0]} is on {seen[1].device}: move one"
-            )
-        if tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        shape, wanted = tensor.shape, _parse(letters)
+        if len(shape) != len(wanted):
+            raise ValueError(_unfit(op, name, tensor, letters, sizes))
+        for size, (letter, missing) in zip(shape, wanted, strict=True):
+            if sizes.setdefault(letter, size + missing) != size + missing:
+                raise ValueError(_unfit(op, name, tensor, letters, sizes))
+        if 0 in shape:
+            raise ValueError(f"{op}: {name} is empty, shape {list(shape)}")
+        if seen is None:
+            seen = name, tensor
+        _check_kind(op, name, tensor, *seen)
+        if tensor.stride(-1) != 1 and shape[-1] != 1:
             raise ValueError(
                 f"{op}: {name} has strides {list(tensor.stride())}: its rows must be contiguous; "
                 "call .contiguous() first"
             )
-        seen = seen or (name, tensor)
     return sizes
+
+
+def _check_kind(op: str, name: str, tensor: Tensor, other_name: str, other: Tensor) -> None:
+    """Check that a tensor holds floats as another one does, in the same place."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"{op}: {name} is {tensor.dtype}, expected a floating-point dtype")
+    if tensor.dtype != other.dtype:
+        raise ValueError(
+            f"{op}: {name} is {tensor.dtype}, {other_name} is {other.dtype}: convert one of them"
+        )
+    if tensor.device != other.device:
+        raise ValueError(
+            f"{op}: {name} is on {tensor.device}, {other_name} is on {other.device}: move one"
+        )
+
+
+@cache
+def _parse(letters: str) -> tuple[tuple[str, int], ...]:
+    """Split dimension letters into each letter and how much less than it is wanted."""
+    parts = (word.partition("-") for word in letters.split())
+    return tuple((letter, int(less or 0)) for letter, _, less in parts)
+
+
+def _unfit(op: str, name: str, tensor: Tensor, letters: str, sizes: Mapping[str, int]) -> str:
+    known = ", ".join(f"{letter} = {size}" for letter, size in sizes.items())
+    return (
+        f"{op}: {name} has shape {list(tensor.shape)}, expected [{', '.join(letters.split())}]"
+        + (f" with {known}" if known else "")
+    )
 
 
 def check_cu_seqlens(op: str, cu_seqlens: Tensor, num_tokens: int) -> list[int]:

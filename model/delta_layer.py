@@ -11,7 +11,7 @@ Source: Kimi K3 report (arXiv 2607.24653), section 2.1.
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
@@ -64,22 +64,23 @@ class KDALayer(nn.Module):
 
     def activate(
         self,
-        qkv: Float[Tensor, "S T C"],
-        tail: Float[Tensor, "S N C"] | None = None,
-    ) -> tuple[Float[Tensor, "S T H K"], Float[Tensor, "S T H K"], Float[Tensor, "S T H V"]]:
+        qkv: Float[Tensor, "T C"],
+        cu_seqlens: Int[Tensor, " S1"],
+        tails: Float[Tensor, "S N C"] | None = None,
+    ) -> tuple[Float[Tensor, "T H K"], Float[Tensor, "T H K"], Float[Tensor, "T H V"]]:
         """Convolve and activate the projections; scale q and k to unit length per head.
 
         Args:
-            qkv: Projections of the tokens of S sequences, as `forward` hands them to the mixer;
-                C = 3HK.
-            tail: The projections of the N = taps - 1 tokens just before; None at the start of a
-                sequence.
+            qkv: Projections of the tokens of S packed sequences, as `forward` hands them to the
+                mixer; C = 3HK.
+            cu_seqlens: Start of each sequence, and T at the end.
+            tails: The projections of the N = taps - 1 tokens before each sequence; zeros if None.
         """
         convs = (self.q_conv1d, self.k_conv1d, self.v_conv1d)
         weight = torch.cat([conv.weight.squeeze(1) for conv in convs])
-        activated = silu(short_conv(qkv, weight, tail))
-        heads = activated.view(*activated.shape[:2], 3, self.num_heads, self.head_dim)
-        q, k, v = heads.unbind(dim=2)
+        activated = silu(short_conv(qkv, weight, cu_seqlens, tails))
+        heads = activated.view(len(qkv), 3, self.num_heads, self.head_dim)
+        q, k, v = heads.unbind(dim=1)
         return _unit(q), _unit(k), v
 
     def gates(self, x: Float[Tensor, "T D"]) -> tuple[Float[Tensor, "T H K"], Float[Tensor, "T H"]]:

@@ -98,8 +98,7 @@ class PackedMixer:
         beta: Float[Tensor, "T H"],
     ) -> Float[Tensor, "T H V"]:
         """See `Mixer`."""
-        q, k, v = layer.activate(self.pad(qkv))
-        q, k, v = (self.unpad(x) for x in (q, k, v))
+        q, k, v = layer.activate(qkv, self.cu_seqlens)
         output, _ = delta_attention(q, k, v, g, beta, self.cu_seqlens)
         return output
 

@@ -15,6 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.attention_residual.reference import mix_over_depth
+from kernels.checks import check_tensors
+from kernels.lane import lane_of
 
 
 def attention_residual(
@@ -23,12 +25,31 @@ def attention_residual(
     norm_weight: Float[Tensor, " D"],
     eps: float,
 ) -> Float[Tensor, "T D"]:
-    """Mix the candidates of each token.
+    """Mix the candidates of each token, differentiably.
 
     Args:
         candidates: At least one; all of one shape.
         query: Learned pseudo-query.
         norm_weight: Scale of the scores' RMS norm.
         eps: Added to the mean square.
+
+    Raises:
+        ValueError: there is no candidate, or the tensors do not fit together.
     """
+    if not candidates:
+        raise ValueError("attention_residual: there is no candidate to mix")
+    tensors = {f"candidates[{i}]": (row, "T D") for i, row in enumerate(candidates)}
+    check_tensors(
+        "attention_residual",
+        tensors | {"query": (query, "D"), "norm_weight": (norm_weight, "D")},
+    )
+    lane = lane_of(query)
+    if lane == "triton":
+        from kernels.attention_residual.triton_kernels import attention_residual_triton
+
+        return attention_residual_triton(candidates, query, norm_weight, eps)
+    if lane == "cpu":
+        from kernels.attention_residual import cpu
+
+        return cpu.mix_over_depth(candidates, query, norm_weight, eps)
     return mix_over_depth(candidates, query, norm_weight, eps)

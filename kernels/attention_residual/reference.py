@@ -16,6 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.linalg import vecdot, vector_norm
 
+from kernels.precision import widen
+
 
 def mix_over_depth(
     candidates: Sequence[Float[Tensor, "T D"]],
@@ -24,7 +26,9 @@ def mix_over_depth(
     eps: float,
 ) -> Float[Tensor, "T D"]:
     """See `kernels.attention_residual`."""
-    return DepthMixture.apply(eps, query * norm_weight, *candidates)  # pyright: ignore[reportReturnType]  torch types apply as Any
+    direction = widen(query) * widen(norm_weight)
+    mixture = DepthMixture.apply(eps, direction, *(widen(row) for row in candidates))
+    return mixture.to(query.dtype)  # pyright: ignore[reportOptionalMemberAccess]  torch types apply as Any
 
 
 class DepthMixture(torch.autograd.Function):

@@ -4,6 +4,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from kernels.precision import widen
+
 
 def gated_rms_norm(
     x: Float[Tensor, "T H V"],
@@ -12,4 +14,5 @@ def gated_rms_norm(
     eps: float,
 ) -> Float[Tensor, "T H V"]:
     """See `kernels.gated_norm`."""
-    return rms_norm(x, weight.shape, weight, eps) * gate.sigmoid()
+    normed = rms_norm(widen(x), weight.shape, widen(weight), eps)
+    return (normed * widen(gate).sigmoid()).to(x.dtype)

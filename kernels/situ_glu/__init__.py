@@ -9,7 +9,9 @@ Source: Kimi K3 report (arXiv 2607.24653), section 2.3.
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.situ_glu.reference import SituGlu
+from kernels.checks import check_tensors
+from kernels.lane import lane_of
+from kernels.situ_glu.reference import bounded_glu
 
 
 def situ_glu(
@@ -18,12 +20,23 @@ def situ_glu(
     beta: float,
     linear_beta: float,
 ) -> Float[Tensor, "*rows F"]:
-    """Combine the two branches of a gated feed-forward layer.
+    """Combine the two branches of a gated feed-forward layer, differentiably.
 
     Args:
         gate: Gate branch.
         up: Linear branch.
-        beta: Bound of the gate branch.
-        linear_beta: Bound of the linear branch.
+        beta: Bound of the gate branch, above 0.
+        linear_beta: Bound of the linear branch, above 0.
+
+    Raises:
+        ValueError: the branches do not fit together, or a bound is not positive.
     """
-    return SituGlu.apply(gate, up, beta, linear_beta)  # pyright: ignore[reportReturnType]  torch types apply as Any
+    letters = "".join(f"rows{i} " for i in range(gate.dim() - 1)) + "F"
+    check_tensors("situ_glu", {"gate": (gate, letters), "up": (up, letters)})
+    if min(beta, linear_beta) <= 0:
+        raise ValueError(f"situ_glu: bounds are {beta} and {linear_beta}, expected positive ones")
+    if lane_of(gate) == "triton":
+        from kernels.situ_glu.triton_kernels import situ_glu_triton
+
+        return situ_glu_triton(gate, up, beta, linear_beta)
+    return bounded_glu(gate, up, beta, linear_beta)

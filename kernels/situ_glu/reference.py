@@ -3,11 +3,21 @@
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+
+from kernels.precision import widen
+
+
+def bounded_glu(
+    gate: Float[Tensor, "*rows F"], up: Float[Tensor, "*rows F"], beta: float, linear_beta: float
+) -> Float[Tensor, "*rows F"]:
+    """See `kernels.situ_glu`."""
+    return SituGlu.apply(widen(gate), widen(up), beta, linear_beta).to(gate.dtype)  # pyright: ignore[reportOptionalMemberAccess]  torch types apply as Any
 
 
 class SituGlu(torch.autograd.Function):
-    """See `kernels.situ_glu`.
+    """The unit as a function autograd knows.
 
     With a = tanh(gate / beta), s = sigmoid(gate), b = tanh(up / linear_beta):
 

@@ -1,8 +1,7 @@
 """The engine's mixer: every sequence's past is read from and written to vLLM's cache.
 
-A forward of vLLM holds a batch of requests, those that add one token (decodes) first, those that
-add several (prefills) behind. Decodes take one step of the recurrence each, all at once; prefills
-are scanned in chunks, as one pack, from their cached state.
+A forward of vLLM holds a batch of requests, some that add one token and some that add many. The
+mixer makes no difference between them: each continues from what is cached of it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -20,19 +18,17 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-from vllm.v1.attention.backends.utils import (
-    mamba_get_block_table_tensor,
-    split_decodes_and_prefills,
-)
+from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
 
-from kernels.delta_attention import delta_attention
+from kernels.delta_attention.cached import cached_delta_attention
+from kernels.latent_attention import PagedBatch, paged_latent_attention
+from kernels.short_conv import last_inputs
 from model.config import ModelConfig
 from model.delta_layer import KDALayer
-from model.mixer import PackedMixer
 from model.mla_layer import MLALayer
 from model.vllm_plugin.cache_shape import kda_spans, state_shapes
-from model.vllm_plugin.decode_step import decode_step
+from model.vllm_plugin.latent_cache import LatentCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +39,12 @@ class StateMetadata:
     """Cache page of each request, int64."""
     fresh: Int[Tensor, " F"]
     """Pages of requests that start now: they may hold another request's state."""
-    num_decodes: int
-    """Requests with one token, the first of the batch: as many rows."""
     num_tokens: int
     """Rows of the batch that hold tokens."""
-    prefills: PackedMixer | None
-    """Layout of the requests behind the decodes; None if there is none."""
-    prefill_lengths: Int[Tensor, " S"]
-    """Tokens that each of those requests adds."""
-    prefill_starts: Int[Tensor, " S"]
-    """Absolute position of the first of them."""
+    cu_seqlens: Int[Tensor, " B1"]
+    """First row of each request, and `num_tokens` at the end."""
+    starts: Int[Tensor, " B"]
+    """Absolute position of each request's first new token."""
 
 
 class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
@@ -84,16 +76,12 @@ class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
         )[:, 0].long()
         starts = batch.query_start_loc_cpu
         lengths = starts[1:] - starts[:-1]
-        num_decodes, num_prefills, _, _ = split_decodes_and_prefills(batch, decode_threshold=1)
-        prefill_starts = starts[num_decodes:] - starts[num_decodes]
         return StateMetadata(
             slots=slots,
             fresh=slots[batch.seq_lens == lengths],
-            num_decodes=num_decodes,
             num_tokens=batch.num_actual_tokens,
-            prefills=PackedMixer(prefill_starts) if num_prefills else None,
-            prefill_lengths=lengths[num_decodes:].long(),
-            prefill_starts=(batch.seq_lens - lengths)[num_decodes:],
+            cu_seqlens=starts,
+            starts=batch.seq_lens - lengths,
         )
 
 
@@ -174,19 +162,14 @@ class StateMixer:
         """
         self.places: dict[int, tuple[DeltaStates, int]] = {}
         """KDA layer to its cache and its place in there."""
-        self.attentions: dict[int, Attention] = {}
+        self.latents: dict[int, LatentCache] = {}
+        """MLA layer to its cache."""
         for span in kda_spans(config):
             states = DeltaStates(config, len(span), vllm_config, f"{prefix}.layers.{span[0]}.state")
             self.places.update({layer: (states, place) for place, layer in enumerate(span)})
         for number in config.full_attn_layers:
-            self.attentions[number - 1] = Attention(
-                config.num_attention_heads,
-                config.latent_width,
-                scale=(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5,
-                num_kv_heads=1,
-                cache_config=vllm_config.cache_config,
-                prefix=f"{prefix}.layers.{number - 1}.attention",
-            )
+            name = f"{prefix}.layers.{number - 1}.attention"
+            self.latents[number - 1] = LatentCache(config.latent_width, vllm_config, name)
 
     def delta(
         self,
@@ -205,22 +188,13 @@ class StateMixer:
         if place == 0 and len(batch.fresh):
             states.clear(batch.fresh)
         tails, memories = (part[:, place] for part in states.kv_cache)
-        outputs = []
-        if batch.num_decodes:
-            rows = slice(0, batch.num_decodes)
-            slots = batch.slots[rows]
-            tail, new = tails[slots], qkv[rows].unsqueeze(1)
-            q, k, v = (x.squeeze(1) for x in layer.activate(new, tail))
-            outputs.append(decode_step(q, k, v, g[rows], beta[rows], memories, slots))
-            tails[slots] = torch.cat([tail[:, 1:], new], dim=1)
-        if batch.prefills is not None:
-            rows = slice(batch.num_decodes, batch.num_tokens)
-            outputs.append(
-                _prefill(layer, qkv[rows], g[rows], beta[rows], (tails, memories), batch)
-            )
-        if batch.num_tokens < len(qkv):  # vLLM may pad a batch
-            outputs.append(torch.zeros_like(g[batch.num_tokens :]))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        q, k, v = _activate(layer, qkv, tails, batch)
+        output = torch.zeros_like(g)  # vLLM may pad a batch
+        rows = slice(0, batch.num_tokens)
+        output[rows] = cached_delta_attention(
+            q, k, v, g[rows], beta[rows], memories, batch.slots, batch.cu_seqlens, batch.starts
+        )
+        return output
 
     def latent_attention(
         self,
@@ -228,32 +202,29 @@ class StateMixer:
         q: Float[Tensor, "T H Q"],
         latent: Float[Tensor, "T R"],
     ) -> Float[Tensor, "T H V"]:
-        """See `Mixer`. Absorbed: multi-query attention over the cached latents."""
+        """See `Mixer`. Absorbed: all heads attend over the cached latents."""
         absorbed = layer.absorb(q)
-        output = self.attentions[layer.layer](absorbed.flatten(1), latent, latent)
-        return layer.read_values(output.view_as(absorbed))
+        output = torch.zeros_like(absorbed)
+        cache = self.latents[layer.layer]
+        metadata = get_forward_context().attn_metadata
+        if metadata is not None:
+            assert isinstance(metadata, dict)
+            batch: PagedBatch = metadata[cache.prefix]  # pyright: ignore[reportAssignmentType]  ours
+            rows = slice(0, int(batch.cu_seqlens[-1]))
+            output[rows] = paged_latent_attention(
+                absorbed[rows], latent[rows], cache.pages, batch, layer.scale
+            )
+        return layer.read_values(output)
 
 
-def _prefill(
+def _activate(
     layer: KDALayer,
     qkv: Float[Tensor, "T 3*H*K"],
-    g: Float[Tensor, "T H K"],
-    beta: Float[Tensor, "T H"],
-    cache: tuple[Float[Tensor, "N width-1 3*H*K"], Float[Tensor, "N H K V"]],
+    tails: Float[Tensor, "N width-1 3*H*K"],
     batch: StateMetadata,
-) -> Float[Tensor, "T H V"]:
-    """Scan the prefills from their cached state, and cache the state after their last token."""
-    assert batch.prefills is not None
-    tails, memories = cache
-    slots = batch.slots[batch.num_decodes :]
-    pad = batch.prefills.pad
-    tail, padded = tails[slots], pad(qkv)
-    q, k, v = layer.activate(padded, tail)
-    q, k, v = (batch.prefills.unpad(x) for x in (q, k, v))
-    bounds, starts = batch.prefills.cu_seqlens, batch.prefill_starts
-    output, memories[slots] = delta_attention(q, k, v, g, beta, bounds, memories[slots], starts)
-    # The inputs at positions length .. length + width - 2 of [tail, padded] are the last ones.
-    last = batch.prefill_lengths[:, None] + torch.arange(tail.shape[1])
-    inputs = torch.cat([tail, padded], dim=1)
-    tails[slots] = inputs.gather(1, last.unsqueeze(-1).expand(-1, -1, inputs.shape[2]))
-    return output
+) -> tuple[Float[Tensor, "T H K"], Float[Tensor, "T H K"], Float[Tensor, "T H V"]]:
+    """Convolve and activate the batch behind its cached tails, and cache the new tails."""
+    qkv = qkv[: batch.num_tokens]
+    before = tails[batch.slots]
+    tails[batch.slots] = last_inputs(qkv, batch.cu_seqlens, before, layer.conv_width)
+    return layer.activate(qkv, batch.cu_seqlens, before)

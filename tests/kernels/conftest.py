@@ -34,3 +34,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device() -> str:
     """Where a Triton test puts its tensors."""
     return "cpu" if IS_INTERPRETED else "cuda"
+
+
+@pytest.fixture
+def nan_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what torch hands out uninitialised with NaN, so that what a kernel forgets shows."""
+    import torch
+
+    def spoil(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    empty_like, new_empty = torch.empty_like, torch.Tensor.new_empty
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: spoil(empty_like(*a, **k)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: spoil(new_empty(*a, **k)))

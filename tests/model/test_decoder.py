@@ -5,6 +5,7 @@ import torch
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from kernels.delta_attention import delta_attention_step
+from kernels.short_conv import last_inputs
 from model.decoder import Decoder, init_module
 from model.hybrid import build_model
 from model.mixer import PackedMixer
@@ -31,12 +32,13 @@ class CachedMixer:
 
     def delta(self, layer, qkv, g, beta):
         tail = self.tails.get(layer.layer, qkv.new_zeros(1, layer.conv_width - 1, qkv.shape[1]))
-        q, k, v = (x[:, 0] for x in layer.activate(qkv[:, None], tail))
+        one = torch.tensor([0, 1])
+        q, k, v = layer.activate(qkv, one, tail)
         state = self.states.get(layer.layer)
         if state is None:
             state = qkv.new_zeros(1, layer.num_heads, layer.head_dim, layer.head_dim)
         output, self.states[layer.layer] = delta_attention_step(q, k, v, g, beta, state)
-        self.tails[layer.layer] = torch.cat([tail, qkv[:, None]], dim=1)[:, 1:]
+        self.tails[layer.layer] = last_inputs(qkv, one, tail, layer.conv_width)
         return output
 
     def latent_attention(self, layer, q, latent):

@@ -10,8 +10,7 @@ from model.presets import tiny
 
 class RecurrentMixer(PackedMixer):
     def delta(self, layer, qkv, g, beta):
-        q, k, v = layer.activate(self.pad(qkv))
-        q, k, v = (self.unpad(x) for x in (q, k, v))
+        q, k, v = layer.activate(qkv, self.cu_seqlens)
         return delta_recurrent(q, k, v, g, beta, self.cu_seqlens)[0]
 
 
@@ -34,9 +33,9 @@ def test_initial_decay_is_the_published_one():
 
 
 def test_queries_and_keys_have_unit_length():
-    q, k, _ = KDALayer(tiny(), 0).activate(torch.randn(2, 7, 3 * 128))
-    torch.testing.assert_close(q.norm(dim=-1), torch.ones(2, 7, 4), atol=1e-3, rtol=0)
-    torch.testing.assert_close(k.norm(dim=-1), torch.ones(2, 7, 4), atol=1e-3, rtol=0)
+    q, k, _ = KDALayer(tiny(), 0).activate(torch.randn(14, 3 * 128), torch.tensor([0, 5, 14]))
+    torch.testing.assert_close(q.norm(dim=-1), torch.ones(14, 4), atol=1e-3, rtol=0)
+    torch.testing.assert_close(k.norm(dim=-1), torch.ones(14, 4), atol=1e-3, rtol=0)
 
 
 def test_chunks_equal_the_token_by_token_form():
