@@ -1,7 +1,7 @@
-"""How fast a memory may forget: the bound on the log-decay that every form of the delta rule needs.
+"""How fast a memory may forget: the bound on the log-decay.
 
-It stands outside `delta_attention`, which imports torch, so that a configuration can be checked
-without it.
+Every form of the delta rule needs it. It stands outside `delta_attention`, which imports torch, so
+that a configuration can be checked without it.
 """
 
 MIN_LOG_DECAY = -5.0
