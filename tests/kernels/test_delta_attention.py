@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.delta_attention import MIN_LOG_DECAY, delta_attention, delta_attention_step
+from kernels.delta_attention.chunks import Inputs, prepare
 from kernels.delta_attention.reference import delta_recurrent
 
 LENGTHS = [1, 15, 16, 17, 63, 64, 65, 130]
@@ -231,15 +232,30 @@ def test_splitting_a_sequence_anywhere_changes_nothing(cut):
     torch.testing.assert_close(final, expected_final)
 
 
-def test_splitting_where_a_chunk_ends_changes_no_bit():
+@pytest.mark.parametrize("start", [0, 37])
+def test_splitting_where_a_chunk_ends_changes_no_bit(start):
     *tokens, state = (x.float() for x in make_inputs(200, 1))
-    expected, expected_final = delta_attention(*tokens, torch.tensor([0, 200]), state)
-    head, between = delta_attention(*(x[:128] for x in tokens), torch.tensor([0, 128]), state)
+    whole, middle = torch.tensor([start]), 128 - start
+    expected, expected_final = delta_attention(*tokens, torch.tensor([0, 200]), state, whole)
+    head, between = delta_attention(
+        *(x[:middle] for x in tokens), torch.tensor([0, middle]), state, whole
+    )
     rest, final = delta_attention(
-        *(x[128:] for x in tokens), torch.tensor([0, 72]), between, torch.tensor([128])
+        *(x[middle:] for x in tokens), torch.tensor([0, 200 - middle]), between, torch.tensor([128])
     )
     assert torch.equal(torch.cat([head, rest]), expected)
     assert torch.equal(final, expected_final)
+
+
+def test_no_number_is_subnormal_where_memory_fades():
+    # Right either way, but a CPU multiplies subnormal numbers fifty times slower.
+    q, k, v, g, beta, _ = (x.float() for x in make_inputs(64, 1))
+    for decay in torch.linspace(MIN_LOG_DECAY, -0.1, 99):
+        rows = (x.transpose(0, 1).contiguous() for x in (q, k, v, 0 * g + decay))
+        chunks = prepare(Inputs(*rows, beta.T.unsqueeze(-1)))
+        for name in ("query", "erase", "write", "kept", "mixing", "inverse"):
+            x = getattr(chunks, name).abs()
+            assert not ((x > 0) & (x < torch.finfo(torch.float32).tiny)).any(), (name, decay)
 
 
 def test_every_row_of_the_outputs_is_written(monkeypatch):
