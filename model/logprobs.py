@@ -57,13 +57,14 @@ def sequence_logprobs(
     wanted = torch.ones_like(token_ids, dtype=torch.bool) if scored is None else scored.clone()
     wanted[cu_seqlens[:-1].long()] = False
     positions = wanted.nonzero().squeeze(1)
+    if len(positions) == 0:
+        nothing = 0.0 * hidden.sum(dim=1)  # with a gradient, of zero
+        return nothing, nothing
     values = token_logprobs(
         hidden.index_select(0, positions - 1),
         policy.lm_head.weight,
         token_ids.index_select(0, positions),
         temperature,
     )
-    logprobs, entropy = (
-        hidden.new_zeros(len(token_ids)).index_copy(0, positions, x) for x in values
-    )
+    logprobs, entropy = (x.new_zeros(len(token_ids)).index_copy(0, positions, x) for x in values)
     return logprobs, entropy

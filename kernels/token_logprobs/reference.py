@@ -1,15 +1,25 @@
-"""Token log-probabilities over chunks of rows, logits recomputed in the backward pass."""
+"""Token log-probabilities in tiles of rows and vocabulary, logits recomputed in the backward pass.
 
+The vocabulary is the outer loop: a block of the head, and of its gradient, is fetched once for all
+rows.
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from kernels.precision import widen
+
 ROWS = 256
-"""Rows of logits held at once: 1 MiB at a vocabulary of 1,024, which stays in the cache."""
+"""Rows of a tile of logits."""
+COLUMNS = 2048
+"""Tokens of the vocabulary in a tile: 2 MiB of float32, which stays in the cache."""
 
 
-class ChunkedTokenLogprobs(torch.autograd.Function):
+class TiledTokenLogprobs(torch.autograd.Function):
     """See `kernels.token_logprobs`."""
 
     @staticmethod
@@ -20,16 +30,15 @@ class ChunkedTokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        """Score the targets chunk by chunk."""
-        cooled = hidden / temperature
-        logprobs = hidden.new_empty(len(targets))
-        entropy = hidden.new_empty(len(targets))
-        for start in range(0, len(targets), ROWS):
-            rows = slice(start, start + ROWS)
-            logp = (cooled[rows] @ head_weight.T).log_softmax(dim=-1)
-            logprobs[rows] = logp.gather(1, targets[rows, None].long()).squeeze(1)
-            entropy[rows] = -torch.linalg.vecdot(logp.exp(), logp)
-        ctx.save_for_backward(cooled, head_weight, targets, entropy)
+        """Run over the vocabulary with running sums per row."""
+        cooled = widen(hidden) / temperature
+        sums = RunningSums(len(targets), like=cooled)
+        for columns in slices(len(head_weight), COLUMNS):
+            block = widen(head_weight[columns])
+            for rows in slices(len(targets), ROWS):
+                sums.add(rows, cooled[rows] @ block.T, targets[rows] - columns.start)
+        logprobs, entropy, log_normalizer = sums.results()
+        ctx.save_for_backward(hidden, head_weight, targets, entropy, log_normalizer)
         ctx.temperature = temperature
         return logprobs, entropy
 
@@ -38,21 +47,78 @@ class ChunkedTokenLogprobs(torch.autograd.Function):
         ctx: Any,  # noqa: ANN401  torch has no public type for it
         *grads: Tensor,
     ) -> tuple[Tensor, Tensor, None, None]:
-        """Recompute each chunk's logits and push its gradient through them."""
-        cooled, head_weight, targets, entropy = ctx.saved_tensors
+        """Recompute each tile of logits and push its gradient through both factors."""
+        hidden, head_weight, targets, entropy, log_normalizer = ctx.saved_tensors
         logprob_grad, entropy_grad = grads
         has_entropy_grad = bool(entropy_grad.any())
-        hidden_grad = torch.empty_like(cooled)
-        weight_grad = torch.zeros_like(head_weight)
-        for start in range(0, len(targets), ROWS):
-            rows = slice(start, start + ROWS)
-            logp = (cooled[rows] @ head_weight.T).log_softmax(dim=-1)
-            p = logp.exp()
-            pull = -logprob_grad[rows, None]
-            if has_entropy_grad:
-                pull = pull - entropy_grad[rows, None] * logp.add_(entropy[rows, None])
-            logits_grad = p.mul_(pull)
-            logits_grad.scatter_add_(1, targets[rows, None].long(), logprob_grad[rows, None])
-            hidden_grad[rows] = logits_grad @ head_weight
-            weight_grad.addmm_(logits_grad.T, cooled[rows])
-        return hidden_grad.div_(ctx.temperature), weight_grad, None, None
+        cooled = widen(hidden) / ctx.temperature
+        hidden_grad = torch.zeros_like(cooled)
+        weight_grad = torch.empty_like(head_weight)
+        for columns in slices(len(head_weight), COLUMNS):
+            block = widen(head_weight[columns])
+            block_grad = torch.zeros_like(block)
+            for rows in slices(len(targets), ROWS):
+                logp = torch.addmm(-log_normalizer[rows, None], cooled[rows], block.T)
+                logits_grad = logp.exp()
+                if has_entropy_grad:
+                    logp.add_(entropy[rows, None]).mul_(-entropy_grad[rows, None])
+                    logits_grad.mul_(logp.sub_(logprob_grad[rows, None]))
+                else:
+                    logits_grad.mul_(-logprob_grad[rows, None])
+                place, is_inside = places(targets[rows] - columns.start, len(block))
+                logits_grad.scatter_add_(1, place, (logprob_grad[rows] * is_inside)[:, None])
+                hidden_grad[rows].addmm_(logits_grad, block)
+                block_grad.addmm_(logits_grad.T, cooled[rows])
+            weight_grad[columns] = block_grad
+        return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None
+
+
+class RunningSums:
+    """What each row keeps of the logits that it has seen."""
+
+    def __init__(self, num_rows: int, like: Tensor) -> None:
+        # Finite, so that a difference of two maxima is a number. No logit is as low.
+        self._highest = like.new_full((num_rows,), torch.finfo(like.dtype).min / 2)
+        self._total = like.new_zeros(num_rows)
+        self._spread = like.new_zeros(num_rows)
+        self._target = like.new_zeros(num_rows)
+
+    def add(self, rows: slice, logits: Float[Tensor, "R C"], target: Int[Tensor, " R"]) -> None:
+        """Take in a tile.
+
+        Args:
+            rows: Which rows the tile has.
+            logits: Overwritten.
+            target: Column of each row's target, outside of 0 .. C - 1 where another tile has it.
+        """
+        place, is_inside = places(target, logits.shape[1])
+        target_logit = logits.gather(1, place).squeeze(1)
+        self._target[rows] = torch.where(is_inside, target_logit, self._target[rows])
+
+        before, total = self._highest[rows], self._total[rows]
+        highest = torch.maximum(before, logits.amax(dim=1))
+        rise = before - highest
+        kept = rise.exp()
+        below = logits.sub_(highest[:, None])
+        weights = below.exp()
+        spread = (self._spread[rows] + rise * total) * kept
+        self._total[rows] = total * kept + weights.sum(dim=1)
+        self._spread[rows] = spread + weights.mul_(below).sum(dim=1)
+        self._highest[rows] = highest
+
+    def results(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-probabilities, entropies and logarithms of the normalizer, each [T]."""
+        log_total = self._total.log()
+        logprobs = self._target - self._highest - log_total
+        return logprobs, log_total - self._spread / self._total, self._highest + log_total
+
+
+def slices(length: int, step: int) -> Iterator[slice]:
+    """Cut `length` into slices of `step`, the last one shorter."""
+    return (slice(start, min(start + step, length)) for start in range(0, length, step))
+
+
+def places(target: Int[Tensor, " R"], width: int) -> tuple[Int[Tensor, "R 1"], Tensor]:
+    """Return a column of the tile for each target, and whether it is the target's own."""
+    place = target.long().clamp(0, width - 1)
+    return place[:, None], place == target

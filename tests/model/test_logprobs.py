@@ -46,3 +46,12 @@ def test_gradients_flow_into_head_and_embedding(policy):
     (logprobs.sum() + entropy.sum()).backward()
     assert policy.lm_head.weight.grad.any()
     assert policy.model.embed_tokens.weight.grad.any()
+
+
+def test_where_nothing_is_wanted_everything_is_zero_and_gradients_flow(policy):
+    policy.zero_grad()
+    tokens = torch.randint(0, 1024, (3,))
+    logprobs, entropy = sequence_logprobs(policy, tokens, torch.tensor([0, 1, 2, 3]))
+    assert logprobs.tolist() == entropy.tolist() == [0.0] * 3
+    (logprobs.sum() + entropy.sum()).backward()
+    assert not policy.model.embed_tokens.weight.grad.any()
