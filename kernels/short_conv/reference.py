@@ -1,8 +1,10 @@
 """The short convolution as a sum of shifted products, and its gradients as the same sums.
 
-Most tokens have all their inputs in the pack: their outputs are I products of whole shifted slices.
-The first I - 1 tokens of each sequence, its head, are computed apart, from the sequence's tail and
-the head itself, and take the place of what the slices gave across the boundary.
+Sequences of one length, a batch of single tokens among them, are rows of a batch: each is put
+behind its tail, and the sum is one of whole shifted slices. In a pack of unequal lengths most
+tokens still have all their inputs in the pack, and slices of the pack serve them. The first I - 1
+tokens of each sequence, its head, are computed apart, behind the tail as above, and take the place
+of what the slices gave across the boundary.
 """
 
 import itertools
@@ -24,10 +26,50 @@ def causal_conv(
     tails: Float[Tensor, "S N C"] | None = None,
 ) -> Float[Tensor, "T C"]:
     """See `kernels.short_conv`; `bounds` are the numbers of `cu_seqlens`."""
+    num_sequences, channels = len(bounds) - 1, x.shape[1]
     if tails is None:
-        tails = x.new_zeros(len(bounds) - 1, weight.shape[1] - 1, x.shape[1])
-    output = PackedConv.apply(widen(x), widen(weight), widen(tails), bounds)
+        tails = x.new_zeros(num_sequences, weight.shape[1] - 1, channels)
+    x_wide, weight, tails = widen(x), widen(weight), widen(tails)
+    if has_one_length(bounds):
+        rows = x_wide.reshape(num_sequences, -1, channels)
+        output = ShiftedSum.apply(torch.cat([tails, rows], dim=1), weight).flatten(0, 1)  # pyright: ignore[reportOptionalMemberAccess]  torch types apply as Any
+    else:
+        output = PackedConv.apply(x_wide, weight, tails, bounds)
     return output.to(x.dtype)  # pyright: ignore[reportOptionalMemberAccess]  torch types apply as Any
+
+
+def has_one_length(bounds: Sequence[int]) -> bool:
+    """Whether all sequences of a pack are of one length."""
+    return len({stop - start for start, stop in itertools.pairwise(bounds)}) == 1
+
+
+class ShiftedSum(torch.autograd.Function):
+    """y[s, t] = sum_i weight[:, i] context[s, t + i], for context [S, I - 1 + T, C]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch has no public type for it
+        context: Tensor,
+        weight: Tensor,
+    ) -> Tensor:
+        """Sum the shifted products."""
+        taps = weight.T.contiguous()  # a filter's taps lie one channel apart: fast rows
+        num_sequences, length, channels = context.shape
+        output = context.new_empty(num_sequences, length - len(taps) + 1, channels)
+        _convolve(context, taps, output)
+        ctx.save_for_backward(context, taps)
+        return output
+
+    @staticmethod
+    def backward(
+        ctx: Any,  # noqa: ANN401  torch has no public type for it
+        *grads: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Send the gradient back along each shift."""
+        context, taps = ctx.saved_tensors
+        context_grad, taps_grad = torch.zeros_like(context), torch.zeros_like(taps)
+        _convolve_back(grads[0], context, taps, context_grad, taps_grad)
+        return context_grad, taps_grad.T
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +108,7 @@ class Heads:
 
 
 class PackedConv(torch.autograd.Function):
-    """The convolution of a pack as a function of inputs, filters and tails."""
+    """The convolution of a pack of any lengths as a function of inputs, filters and tails."""
 
     @staticmethod
     def forward(
@@ -77,7 +119,7 @@ class PackedConv(torch.autograd.Function):
         bounds: Sequence[int],
     ) -> Tensor:
         """Convolve the pack as one sequence, then put the heads right."""
-        taps = weight.T.contiguous()  # a filter's taps lie one channel apart: fast rows
+        taps = weight.T.contiguous()
         reach = len(taps) - 1
         heads = Heads.of(bounds, reach, x.device)
         context = torch.cat([tails, heads.table(x, len(tails))], dim=1)
@@ -143,6 +185,11 @@ def shift_tails(
     reach: int,
 ) -> Float[Tensor, "S N C"]:
     """See `kernels.short_conv.last_inputs`; N = `reach`."""
+    if has_one_length(bounds):
+        recent = x.reshape(len(bounds) - 1, -1, x.shape[1])[:, -reach:]
+        if tails is None:
+            tails = x.new_zeros(len(bounds) - 1, reach, x.shape[1])
+        return torch.cat([tails[:, recent.shape[1] :], recent], dim=1)
     taken: list[int] = []  # rows of x, and where they go
     taken_slots: list[int] = []
     kept: list[int] = []  # rows of the old tails, and where they go

@@ -1,6 +1,7 @@
 """The compiler's figures are read right: a lean kernel passes, one that spills is reported."""
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def hoard(x, y, num_steps, SIZE: tl.constexpr):
     tl.store(y + rows * SIZE + columns, total)
 
 
+@triton.jit
+def add(xs, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(xs[0] + at, mask=at < n) + tl.load(xs[1] + at, mask=at < n), at < n)
+
+
 def case_of(kernel, signature, constexprs, **options):
     defaults = {"num_warps": 4, "num_stages": 2, "chosen": True}
     return AotCase(
@@ -66,6 +73,15 @@ def test_a_lean_kernel_compiles_for_every_target_without_spills(target):
     assert report.problem == ""
     assert 0 < report.registers < 64
     assert report.spill_bytes == 0
+
+
+def test_a_tuple_of_pointers_is_typed_and_aligned_member_by_member():
+    signature = {"xs": ("*bf16", "*bf16"), "y": "*bf16", "n": "i32"}
+    case = case_of(add, signature, {"BLOCK": 1024}, divisible_by_16=("xs", "y", "n"))
+    report = compile_case("op", case, TARGETS["sm_90"])
+    assert report.problem == ""
+    apart = compile_case("op", replace(case, divisible_by_16=("y", "n")), TARGETS["sm_90"])
+    assert report.registers < apart.registers, "aligned loads take one address for many numbers"
 
 
 @pytest.mark.slow
