@@ -25,7 +25,7 @@ from kernels.delta_attention.chunks import (
     prepare_backward,
 )
 
-MATRICES = 64
+MATRICES = 128
 """Chunks times heads that a segment should hold: enough to fill a matrix product's batch, few
 enough that a segment's intermediate results (120 KiB each at K = V = 32) stay near the core."""
 
@@ -122,8 +122,9 @@ class SegmentedDelta(torch.autograd.Function):
             if segment.is_first:
                 state = initial_state[segment.sequences].flatten(0, 1)
             entering.append(state.clone())
-            chunks = prepare(gather(inputs, segment, state.dtype))
-            _scatter(attend(chunks, state, segment.alive).output, output, segment)
+            chunks = prepare(Inputs(*_gather(inputs, segment, state.dtype)))
+            attended = attend(chunks, state, segment.alive)
+            _scatter(read_out(chunks, attended), output, segment)
             if segment.is_last:
                 final_state[segment.sequences] = state.unflatten(0, (-1, num_heads))
         ctx.save_for_backward(*inputs, *entering)
@@ -147,7 +148,7 @@ class SegmentedDelta(torch.autograd.Function):
         for segment, state in zip(reversed(ctx.segments), reversed(entering), strict=True):
             if segment.is_last:
                 state_grad = final_grad[segment.sequences].flatten(0, 1)
-            rows = gather(inputs, segment, state.dtype)
+            rows = Inputs(*_gather(inputs, segment, state.dtype))
             chunks = prepare(rows)
             attended = attend(chunks, state.clone(), segment.alive)
             (upstream,) = _gather((output_grad,), segment, state.dtype)
@@ -164,7 +165,6 @@ class SegmentedDelta(torch.autograd.Function):
 class Attended:
     """A segment's chunks once states have passed through them; rows as in the segment."""
 
-    output: Float[Tensor, "N C V"]
     states: Float[Tensor, "N K V"]
     """State that entered each chunk."""
     corrections: Float[Tensor, "N C V"]
@@ -189,10 +189,14 @@ def attend(chunks: Chunks, state: Float[Tensor, "R K V"], alive: Sequence[int]) 
         entering.copy_(current)
         torch.bmm(inverse, torch.baddbmm(value, erase, current, alpha=-1), out=correction)
         current.mul_(kept).baddbmm_(write, correction)
+    return Attended(states, corrections)
+
+
+def read_out(chunks: Chunks, attended: Attended) -> Float[Tensor, "N C V"]:
+    """Compute every token's output."""
     scale = chunks.query.shape[-1] ** -0.5
-    output = torch.bmm(chunks.query, states)
-    output.baddbmm_(chunks.mixing, corrections, beta=scale, alpha=scale)
-    return Attended(output, states, corrections)
+    output = torch.bmm(chunks.query, attended.states)
+    return output.baddbmm_(chunks.mixing, attended.corrections, beta=scale, alpha=scale)
 
 
 def attend_backward(
@@ -231,28 +235,20 @@ def attend_backward(
     )
 
 
-def gather(inputs: Sequence[Tensor], segment: Segment, dtype: torch.dtype) -> Inputs:
-    """Lay the tokens of a segment out in chunks, zeros behind a chunk's last token.
-
-    Args:
-        inputs: q, k, v, g and beta of the pack.
-        segment: Which tokens.
-        dtype: To compute in.
-    """
-    return Inputs(*_gather(inputs, segment, dtype))
-
-
-def _gather(xs: Sequence[Tensor], segment: Segment, dtype: torch.dtype) -> list[Tensor]:
+def _gather(
+    xs: Sequence[Float[Tensor, " T H *X"]], segment: Segment, dtype: torch.dtype
+) -> list[Float[Tensor, "N C X"]]:
+    """Lay a segment's tokens out in chunks, one per head, zeros behind a chunk's last token."""
+    sources = segment.tokens.clamp(max=len(xs[0]) - 1)
     gathered = []
     for x in xs:
-        rows = x.index_select(0, segment.tokens.clamp(max=len(x) - 1)).view(-1, *x.shape[1:], 1)
-        rows = rows.index_fill_(0, segment.padding, 0.0).view(
-            len(segment.tokens) // CHUNK, CHUNK, x.shape[1], -1
-        )
+        rows = x.index_select(0, sources).index_fill_(0, segment.padding, 0.0)
+        rows = rows.view(-1, CHUNK, x.shape[1], x.shape[2] if x.dim() == 3 else 1)
         gathered.append(rows.transpose(1, 2).to(dtype).flatten(0, 1).contiguous())
     return gathered
 
 
 def _scatter(rows: Float[Tensor, "N C X"], into: Tensor, segment: Segment) -> None:
+    """Undo `_gather`; what lies behind a chunk's last token goes to the last row of `into`."""
     rows = rows.unflatten(0, (-1, into.shape[1])).transpose(1, 2).to(into.dtype)
     into.index_copy_(0, segment.tokens, rows.reshape(-1, *into.shape[1:]))
