@@ -90,6 +90,19 @@ def load(folder: Path | str) -> HybridForCausalLM:
     return model.eval()
 
 
+def require_loadable(folder: Path | str) -> None:
+    """Check that `load` would take a checkpoint, from the headers of its files alone.
+
+    Raises:
+        CheckpointError: as `load` would raise it, but for damage inside the weights.
+    """
+    folder = Path(folder)
+    with torch.device("meta"):
+        model = HybridForCausalLM(HybridConfig.from_shape(load_shape(folder)))
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    require_fit(folder, find_tensors(folder), expected)
+
+
 def load_shape(folder: Path | str) -> ModelConfig:
     """Read a checkpoint's shape.
 

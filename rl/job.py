@@ -21,6 +21,7 @@ from rl.doctor import FOLDERS
 from rl.interrupt import run_to_end
 from rl.progress import Progress, open_progress
 from rl.run import Run, RunResult
+from rollout.input_error import InputError
 from rollout.trajectory import Group
 
 Result = TypeVar("Result")
@@ -97,7 +98,7 @@ def train(config: RunConfig, sources: Sources | None = None) -> RunResult:
         ValueError: something in the configuration cannot work; one line.
         KeyboardInterrupt: Ctrl-C; the run folder keeps what was recorded.
     """
-    require_ready(config)
+    require_startable(config)
     with _open_job(config, sources) as (run, progress):
         from rl.train import train as train_policy
 
@@ -119,7 +120,7 @@ def collect(
     Raises:
         ValueError: something in the configuration cannot work; one line.
     """
-    require_ready(config)
+    require_startable(config)
     with _open_job(config, sources) as (run, progress):
         from rl.collect import collect as collect_groups
 
@@ -148,7 +149,7 @@ def evaluate(
     config = config.model_copy(
         update={"model": config.model.model_copy(update={"checkpoint": chosen})}
     )
-    require_ready(config)
+    require_startable(config)
     with _open_job(config, sources) as (run, progress):
         from rl.evaluate import evaluate as evaluate_checkpoint
         from rl.step_record import evaluation_metrics
@@ -167,6 +168,18 @@ def evaluate(
         )
         run.finish(result.to_json())
     return result
+
+
+def require_startable(config: RunConfig) -> None:
+    """Check all that can be checked in seconds: an engine takes many to find a fault.
+
+    Raises:
+        ValueError: the run cannot start, or the weights are not those of the model; one line.
+    """
+    require_ready(config)
+    from model.checkpoint import require_loadable
+
+    require_loadable(config.model.checkpoint)
 
 
 @contextmanager
@@ -191,8 +204,11 @@ def _open_job(config: RunConfig, sources: Sources | None) -> Iterator[tuple[Run,
 def is_about_input(error: BaseException) -> bool:
     """Whether an error speaks of what the user gave: a ValueError that our own code raised.
 
-    One that a library raised inside our code is a fault of the system, whatever its type.
+    One that a library raised inside our code is a fault of the system, whatever its type. What
+    comes from an actor has no traceback here, but a type (`InputError`).
     """
+    if isinstance(error, InputError):
+        return True
     if not isinstance(error, ValueError):
         return False
     frames = list(traceback.walk_tb(error.__traceback__))

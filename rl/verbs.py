@@ -167,10 +167,12 @@ def run_bench(arguments: argparse.Namespace) -> Report:
         return Report(values=dataclasses.asdict(bench), text=render(bench, comparisons))
     inputs = arguments.inputs or ["configs/quickstart.toml"]
     config: RunConfig = load_config(*split_inputs(inputs))
+    from model.checkpoint import require_loadable
     from rl.checkpoint_files import check_checkpoint
     from rollout.bench import bench_rollout
 
     check_checkpoint(config.model.checkpoint)
+    require_loadable(config.model.checkpoint)
     result = bench_rollout(config.model.checkpoint, config.rollout)
     values = dataclasses.asdict(result)
     return Report(values=values, text=_listing(values))

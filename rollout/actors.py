@@ -17,6 +17,7 @@ from envs.config import EnvironmentConfig
 from envs.task import Task
 from rollout.config import RolloutConfig
 from rollout.group_runner import GroupRunner
+from rollout.input_error import about_input
 from rollout.throughput import BenchPlan, RolloutBench, measure
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Trajectory
@@ -68,14 +69,15 @@ class RolloutActor:
         """Load the environments and start the engine.
 
         Raises:
-            ValueError: an environment or the tokenizer cannot be loaded.
+            InputError: an environment or the tokenizer cannot be loaded.
             EngineError: the engine did not come up.
         """
         # vLLM takes seconds to import: not while Ray still makes the actor.
         from rollout.vllm_engine import VllmEngine
 
         setup = self._setup
-        self._tokenizer = Tokenizer.load(setup.checkpoint)
+        with about_input():
+            self._tokenizer = Tokenizer.load(setup.checkpoint)
         log = setup.log_folder / f"engine-{setup.index}.log"
         self._engine = await VllmEngine.start(
             setup.checkpoint, setup.config, log=log, seed=setup.seed

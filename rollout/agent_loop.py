@@ -33,6 +33,7 @@ from envs.tools import call_tool, tool_specs
 from rewards.reward import Blame, Grader, Invalid, Outcome, require_outcome
 from rollout.config import RolloutConfig
 from rollout.engine import Engine, SamplingConfig, Session, SessionReport
+from rollout.input_error import InputError, about_input
 from rollout.renderer import Piece, Renderer
 from rollout.seeds import derive_seed
 from rollout.tokenizer import Tokenizer
@@ -95,7 +96,7 @@ async def run_episode(
         The trajectory; its outcome is Invalid where the environment or the grader failed.
 
     Raises:
-        ValueError: the opening leaves no room in `max_tokens`; one line.
+        InputError: the opening leaves no room in `max_tokens`, or a tool cannot be described.
         EngineError: the engine failed.
     """
     conversation = _Conversation(attempt, engine, tokenizer, config)
@@ -252,16 +253,18 @@ class _Conversation:
         """Render the opening and start the session.
 
         Raises:
-            ValueError: no token could be sampled after the opening.
+            InputError: no token could be sampled after the opening, or a tool has a parameter that
+                no policy can write.
         """
-        tools = tool_specs(environment)
+        with about_input():
+            tools = tool_specs(environment)
         self._renderer = Renderer(self._tokenizer, tools)
         self._parser = ToolParser(self._tokenizer, tools)
         self.messages.append(Message(role=Role.USER, text=opening))
         self._pending = self._renderer.render_opening(opening)
         needed, limit = count_tokens(self._pending), self._config.max_tokens
         if needed >= limit:
-            raise ValueError(
+            raise InputError(
                 f"task {self._attempt.task.id}: its opening takes {needed} tokens and leaves no "
                 f"room in rollout.max_tokens = {limit}: raise it above {needed}"
             )

@@ -20,7 +20,8 @@ def bench_rollout(
         plan: What to measure; 64 conversations of 6 turns if None.
 
     Raises:
-        ValueError: no Ray at `config.ray_address`, or the conversations do not fit.
+        ValueError: no Ray at `config.ray_address`.
+        InputError: the conversations do not fit.
         EngineError: the engine did not come up.
     """
 

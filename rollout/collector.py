@@ -25,6 +25,7 @@ from rollout.config import RolloutConfig
 from rollout.engine import EngineError
 from rollout.engine_environment import engine_environment
 from rollout.group_runner import gather
+from rollout.input_error import InputError
 from rollout.placement import Placement, connect, descendants, kill_processes
 from rollout.throughput import BenchPlan, RolloutBench
 from rollout.trajectory import Group, Trajectory
@@ -86,7 +87,8 @@ class Collector:
             log_folder: Where actors and engines write `actor-0.log`, `engine-0.log` and so on.
 
         Raises:
-            ValueError: no Ray at `config.ray_address`, or an environment cannot be loaded.
+            ValueError: no Ray at `config.ray_address`.
+            InputError: an environment cannot be loaded.
             EngineError: an engine did not come up in `config.start_timeout_seconds`.
         """
         collector = cls(config, log_folder)
@@ -113,7 +115,7 @@ class Collector:
             round_index: How often the run planned the task before; sampling seeds derive from it.
 
         Raises:
-            ValueError: the task's environment is not of this run, or its opening is too long.
+            InputError: the task's environment is not of this run, or its opening is too long.
             EngineError: the engine failed.
         """
         seat = self._freest()
@@ -131,7 +133,7 @@ class Collector:
             Trajectories in the order of the tasks.
 
         Raises:
-            ValueError: as in `collect_group`.
+            InputError: as in `collect_group`.
             EngineError: the engine failed.
         """
         return await gather([self._evaluate(task, temperature) for task in tasks])
@@ -208,7 +210,11 @@ class Collector:
         return min(self._seats, key=lambda seat: seat.num_running)
 
     async def _ask(self, seat: _Seat, method: str, *arguments: object) -> Any:  # noqa: ANN401
-        """Call an actor; what it raises comes out as it was raised there."""
+        """Call an actor; what it raises comes out as it was raised there.
+
+        Its traceback stays there, so that a ValueError would read as raised here: one that is not
+        typed as an `InputError` is a fault of the actor.
+        """
         import ray
         from ray.exceptions import RayActorError, RayTaskError
 
@@ -219,6 +225,11 @@ class Collector:
             ray.cancel(reference)
             raise
         except RayTaskError as error:
+            if isinstance(error.cause, ValueError) and not isinstance(error.cause, InputError):
+                raise EngineError(
+                    f"a rollout actor failed in {method}: {type(error.cause).__name__}: "
+                    f"{error.cause}"
+                ) from error
             raise error.cause from error
         except RayActorError as error:
             raise EngineError(

@@ -15,6 +15,7 @@ from rewards.reward import Grader
 from rollout.agent_loop import Attempt, World, run_episode
 from rollout.config import RolloutConfig
 from rollout.engine import Engine
+from rollout.input_error import InputError, about_input
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Trajectory
 
@@ -48,7 +49,7 @@ class GroupRunner:
             seed: The run's.
 
         Raises:
-            ValueError: an environment cannot be loaded.
+            InputError: an environment cannot be loaded.
         """
         self._engine = engine
         self._tokenizer = tokenizer
@@ -57,7 +58,9 @@ class GroupRunner:
         self._sections: dict[str, EnvironmentConfig] = dict(environments)
         for name, section in environments.items():
             self._sections.setdefault(section.use or name, section)
-            self._sections.setdefault(load_environment(section.use or name).name, section)
+            with about_input():
+                spec = load_environment(section.use or name)
+            self._sections.setdefault(spec.name, section)
         self._graders: dict[str, Grader] = {}
         # First come, first served: groups asked for first finish first.
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
@@ -71,7 +74,7 @@ class GroupRunner:
             round_index: How often the run planned the task before.
 
         Raises:
-            ValueError: the task names no environment of the run, or its opening is too long.
+            InputError: the task names no environment of the run, or its opening is too long.
             EngineError: the engine failed.
         """
         attempts = [
@@ -101,13 +104,15 @@ class GroupRunner:
         """Find the task's environment and grader."""
         if task.environment not in self._sections:
             known = ", ".join(self._sections)
-            raise ValueError(
+            raise InputError(
                 f"task {task.id}: environment {task.environment!r} is none of this run's: {known}"
             )
-        if task.grader not in self._graders:
-            self._graders[task.grader] = load_grader(task.grader)
+        with about_input():
+            spec = load_environment(task.environment)
+            if task.grader not in self._graders:
+                self._graders[task.grader] = load_grader(task.grader)
         return World(
-            spec=load_environment(task.environment),
+            spec=spec,
             grader=self._graders[task.grader],
             config=self._sections[task.environment],
         )

@@ -24,6 +24,7 @@ from rewards.reward import Outcome, Scored
 from rollout.agent_loop import Attempt, World, run_episode
 from rollout.config import RolloutConfig
 from rollout.engine import Engine, Generation, SamplingConfig, Session, SessionReport
+from rollout.input_error import InputError
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group
 from rollout.trajectory_store import append_group
@@ -95,7 +96,7 @@ async def measure(
         config: The `rollout` section that the engine was started with.
 
     Raises:
-        ValueError: the conversations do not fit into `config.max_tokens`.
+        InputError: the conversations do not fit into `config.max_tokens`.
     """
     config = config.model_copy(
         update={
@@ -144,7 +145,7 @@ async def _measure_loop(
     num_sampled = sum(trajectory.num_sampled for trajectory in trajectories)
     expected = plan.num_conversations * plan.num_turns * plan.tokens_per_turn
     if num_sampled != expected:
-        raise ValueError(
+        raise InputError(
             f"{num_sampled} of {expected} tokens fit: rollout.max_tokens = {config.max_tokens} is "
             "too small for the benchmark"
         )

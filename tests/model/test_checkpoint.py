@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from model.checkpoint import CheckpointError, load, load_shape, save
+from model.checkpoint import CheckpointError, load, load_shape, require_loadable, save
 from model.hybrid import build_model
 from model.presets import tiny
 
@@ -82,10 +82,11 @@ def write_index(folder, places):
         (lambda f: write_index(f, {"x": "model.safetensors"}), "model.safetensors lacks x"),
     ],
 )
-def test_a_damaged_folder_is_reported_in_one_line(folder, damage, message):
+@pytest.mark.parametrize("look", [load, require_loadable])
+def test_a_damaged_folder_is_reported_in_one_line(folder, damage, message, look):
     damage(folder)
     with pytest.raises(CheckpointError, match=message) as error:
-        load(folder)
+        look(folder)
     assert "\n" not in str(error.value)
 
 
@@ -100,6 +101,11 @@ def test_a_configuration_of_another_kind_is_reported(folder):
     (folder / "config.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match="gate_lower_bound"):
         load_shape(folder)
+
+
+def test_a_sound_checkpoint_is_known_without_reading_a_weight(folder, monkeypatch):
+    monkeypatch.setattr("model.checkpoint._read", None)
+    require_loadable(folder)
 
 
 def test_at_most_ten_tensors_are_named_and_the_others_counted(folder):

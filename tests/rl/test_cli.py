@@ -9,6 +9,8 @@ from rl.cli import main
 from rl.config_loader import load_config
 from rl.run import Run, RunResult
 from rl.verbs import Report
+from rollout.engine import EngineError
+from rollout.input_error import InputError
 
 
 def outcome_of(capsys, *arguments):
@@ -64,6 +66,21 @@ def test_bad_input_is_one_line_and_leaves_no_run_folder(capsys, work_folder, inp
 @pytest.mark.parametrize("verb", ["collect", "eval"])
 def test_other_verbs_check_their_input_as_well(capsys, work_folder, verb):
     assert "no such checkpoint" in bad_input(capsys, verb, "run.toml", "model.checkpoint=nowhere")
+    assert not (work_folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train", "run.toml"], ["collect", "run.toml"], ["eval", "run.toml"]]
+)
+def test_weights_that_are_not_the_models_are_found_before_an_engine_starts(
+    capsys, work_folder, monkeypatch, arguments
+):
+    def connect(address):
+        raise AssertionError
+
+    monkeypatch.setattr("rollout.collector.connect", connect)
+    line = bad_input(capsys, *arguments)  # the checkpoint of these tests has few tensors
+    assert "checkpoint checkpoint: it lacks lm_head.weight; " in line
     assert not (work_folder / "runs").exists()
 
 
@@ -159,6 +176,24 @@ def test_a_value_error_of_a_library_is_a_failure_of_the_system(capsys, work_fold
     code, _, err = with_verb(capsys, "doctor", lambda arguments: json.loads("{"))
     assert code == 1
     assert "Traceback" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(InputError("too long"), 2), (EngineError("ValueError: too long"), 1)]
+)
+def test_what_an_actor_raises_is_told_by_its_type(capsys, work_folder, error, expected):
+    def fail(arguments):
+        with job._open_job(load_config("run.toml"), None):
+            json.loads("{}", object_hook=lambda _: _raise(error))  # raised in no code of ours
+
+    code, _, err = with_verb(capsys, "doctor", fail)
+    assert code == expected
+    assert "too long" in err
+    assert ("traceback in runs/" in err) == (expected == 1)
+
+
+def _raise(error):
+    raise error
 
 
 def test_ctrl_c_is_exit_code_130_and_keeps_the_folder(capsys, work_folder):

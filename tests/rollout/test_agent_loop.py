@@ -15,6 +15,7 @@ from rewards.reward import Blame, Invalid, Scored
 from rollout.agent_loop import Attempt, World, run_episode
 from rollout.config import RolloutConfig
 from rollout.engine import EngineError
+from rollout.input_error import InputError
 from rollout.scripted_engine import ScriptedEngine
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import NO_EXPERT, Source
@@ -212,7 +213,7 @@ async def test_a_long_reply_that_fills_the_context_is_never_sent():
 
 
 async def test_a_context_too_small_for_the_opening_is_one_clear_line():
-    with pytest.raises(ValueError, match=r"shelf/1: its opening takes \d+ tokens .*raise it above"):
+    with pytest.raises(InputError, match=r"shelf/1: its opening takes \d+ tokens .*raise it above"):
         await play([PUT], opening="book " * 300)
 
 

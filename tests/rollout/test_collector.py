@@ -20,6 +20,7 @@ from rollout.collector import Collector
 from rollout.config import RolloutConfig
 from rollout.engine import EngineError
 from rollout.group_statistics import summarize
+from rollout.input_error import InputError
 from rollout.placement import descendants
 from rollout.weight_update import write_weights
 
@@ -107,7 +108,7 @@ async def check_failures(collector):
     assert [member.invalid.reason for member in group.trajectories] == ["environment_failed"] * 2
     assert group.trajectories[0].episode.error.endswith("RuntimeError: no world today")
     unknown = Task(id="x/1", environment="nowhere", grader="g")
-    with pytest.raises(ValueError, match=r"^task x/1: environment 'nowhere' is none of this run's"):
+    with pytest.raises(InputError, match=r"^task x/1: environment 'nowhere' is none of this run's"):
         await collector.collect_group(unknown, 2, 0)
 
 
@@ -161,7 +162,7 @@ def test_ctrl_c_in_the_middle_of_collection_leaves_no_process(checkpoint, tmp_pa
 
 async def test_an_engine_that_cannot_start_is_one_clear_line_and_leaves_no_process(tmp_path):
     before = {process.pid for process in descendants()}
-    with pytest.raises(ValueError, match=r"tokenizer\.json: no such file"):
+    with pytest.raises(InputError, match=r"tokenizer\.json: no such file"):
         async with Collector.start(
             tmp_path, ENVIRONMENTS, CONFIG, seed=0, log_folder=tmp_path / "logs"
         ):

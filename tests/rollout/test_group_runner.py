@@ -9,6 +9,7 @@ from rewards.reward import Scored
 from rollout.config import RolloutConfig
 from rollout.engine import EngineError
 from rollout.group_runner import GroupRunner
+from rollout.input_error import InputError
 from rollout.scripted_engine import ScriptedEngine
 from rollout.tokenizer import Tokenizer
 
@@ -78,7 +79,7 @@ async def test_an_engine_failure_comes_out_as_it_is_and_nothing_stays_open(monke
 async def test_a_task_of_an_environment_that_the_run_has_not_is_one_clear_line(monkeypatch):
     task = Task(id="x/1", environment="other", grader="g")
     runner = make_runner(ScriptedEngine(lambda session, turn: STOP), monkeypatch)
-    with pytest.raises(ValueError, match=r"x/1: environment 'other' is none of this run's: signal"):
+    with pytest.raises(InputError, match=r"x/1: environment 'other' is none of this run's: signal"):
         await runner.run_group(task, 2, 0)
 
 
