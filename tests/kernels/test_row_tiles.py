@@ -27,7 +27,9 @@ def test_shares_cover_every_tile_and_no_program_is_idle(num_tiles, num_columns):
     programs, share = divide_tiles(num_tiles, num_columns)
     assert programs * share >= num_tiles
     assert (programs - 1) * share < num_tiles
-    assert programs * num_columns <= max(SUMMING_PROGRAMS, num_columns)
+    allowed = max(1, SUMMING_PROGRAMS // num_columns)
+    assert programs <= allowed
+    assert (share - 1) * allowed < num_tiles, "a smaller share would do"
 
 
 @pytest.mark.parametrize("width", [1, 24, 128, 7168, 16384])

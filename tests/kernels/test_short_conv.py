@@ -87,6 +87,16 @@ def test_sequences_continue_from_their_last_inputs_wherever_they_are_cut():
         torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("has_tails", [False, True])
+@pytest.mark.parametrize("bounds", BOUNDS)
+def test_the_last_inputs_are_those_before_each_end(bounds, has_tails):
+    x, weight, cu_seqlens, tails = make_inputs(bounds, has_tails=has_tails)
+    new = last_inputs(x, cu_seqlens, tails, weight.shape[1])
+    for sequence, (start, stop) in enumerate(itertools.pairwise(bounds)):
+        before = tails[sequence] if has_tails else torch.zeros(3, 6, dtype=torch.float64)
+        assert torch.equal(new[sequence], torch.cat([before, x[start:stop]])[-3:])
+
+
 def test_token_by_token_equals_the_whole():
     x, weight, _, tails = (y.detach() for y in make_inputs([0, 7]))
     whole = short_conv(x, weight, torch.tensor([0, 7]), tails)
