@@ -10,6 +10,9 @@ Per head, with state S [K, V] (S_0 = `initial_state`, or 0), for t = 1 .. T:
 Sequences are packed behind each other. They are computed in chunks of 64 tokens, whose ends lie
 where the absolute position is a multiple of 64: where a sequence is split does not move them.
 
+On a CPU a sequence gets the same bits whatever is packed beside it, and when it is split where a
+chunk ends; `replay` builds on that. Tested in float32 with one and with two threads.
+
 Source: Kimi Linear (arXiv 2510.26692) and the Kimi K3 report (arXiv 2607.24653), section 2.1.
 """
 
@@ -67,7 +70,11 @@ def delta_attention(
     )
     bounds = check_cu_seqlens(OP, cu_seqlens, sizes["T"])
     shape = len(bounds) - 1, sizes["H"], sizes["K"], sizes["V"]
-    state = _checked_state(initial_state, shape, q)
+    if initial_state is None:
+        state = q.new_zeros(shape, dtype=_state_dtype(q))
+    else:
+        _check_state("initial_state", initial_state, shape, q)
+        state = initial_state
     positions = _checked_starts(starts, len(bounds) - 1)
     if lane_of(q) == "triton":
         from kernels.delta_attention.launch import TritonDeltaAttention
@@ -77,21 +84,18 @@ def delta_attention(
     return SegmentedDelta.apply(q, k, v, g, beta, state, segments)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 
-def _checked_state(state: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    dtype = torch.promote_types(like.dtype, torch.float32)
-    if state is None:
-        return like.new_zeros(shape, dtype=dtype)
-    check_tensors(OP, {"initial_state": (state, "S H K V")})
-    if state.shape != shape:
-        raise ValueError(
-            f"{OP}: initial_state has shape {list(state.shape)}, expected {list(shape)}"
-        )
+def _state_dtype(x: Tensor) -> torch.dtype:
+    """Return the type of states beside inputs like `x`: at least float32."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _check_state(name: str, state: Tensor, shape: tuple[int, ...], like: Tensor) -> None:
+    check_tensors(OP, {name: (state, "S H K V")}, **dict(zip("SHKV", shape, strict=True)))
+    dtype = _state_dtype(like)
     if state.dtype != dtype or state.device != like.device:
         raise ValueError(
-            f"{OP}: initial_state is {state.dtype} on {state.device}, expected {dtype} on "
-            f"{like.device}"
+            f"{OP}: {name} is {state.dtype} on {state.device}, expected {dtype} on {like.device}"
         )
-    return state
 
 
 def _checked_starts(starts: Tensor | None, num_sequences: int) -> list[int] | None:
@@ -124,9 +128,29 @@ def delta_attention_step(
         v: Values.
         g: Log-decay in [MIN_LOG_DECAY, 0], nats.
         beta: Write strength in [0, 1].
-        state: State before the token; not changed.
+        state: State before the token; not changed. Float32 where the inputs are narrower.
 
     Returns:
-        Outputs, and the new states.
+        Outputs in the inputs' type, and the new states.
+
+    Raises:
+        ValueError: a shape, type, device or stride does not fit.
     """
-    return delta_step(q, k, v, g, beta, state)
+    tensors = {
+        "q": (q, "B H K"),
+        "k": (k, "B H K"),
+        "v": (v, "B H V"),
+        "g": (g, "B H K"),
+        "beta": (beta, "B H"),
+    }
+    sizes, dtype = check_tensors(OP, tensors), v.dtype
+    _check_state("state", state, tuple(sizes[letter] for letter in "BHKV"), q)
+    if lane_of(q) == "triton":
+        from kernels.delta_attention.decode import delta_step_triton
+
+        state = state.clone(memory_format=torch.contiguous_format)
+        slots = torch.arange(len(q), device=q.device)
+        return delta_step_triton(q, k, v, g, beta, state, slots), state
+    q, k, v, g, beta = (x.to(state.dtype) for x in (q, k, v, g, beta))
+    output, state = delta_step(q, k, v, g, beta, state)
+    return output.to(dtype), state

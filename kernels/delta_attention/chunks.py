@@ -25,6 +25,8 @@ of logarithms would not give:
   depends on a later token, not even in its last bit, and a chunk computed before it is full (zeros
   behind) agrees with the full one.
 
+Decays far below rounding are set to zero, so that products stay clear of subnormal numbers.
+
 Source: Kimi Linear (arXiv 2510.26692) for the chunked form; `attend_backward` is derived from it,
 with dG_t = q_t dq_t + k_t dk_t[reader] - k_t dk_t[key] in place of gradients of every factor.
 """

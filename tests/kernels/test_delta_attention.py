@@ -278,6 +278,33 @@ def test_a_step_leaves_its_input_state_alone():
     assert not torch.equal(after, before)
 
 
+def test_a_step_in_bfloat16_computes_in_float32():
+    *tokens, state = (x.bfloat16() for x in make_inputs(3, 3))
+    output, after = delta_attention_step(*tokens, state.float())
+    wide, wide_after = delta_attention_step(*(x.float() for x in tokens), state.float())
+    assert torch.equal(output, wide.bfloat16())
+    assert torch.equal(after, wide_after)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("k", lambda x: x[:, :1], r"k has shape \[3, 1, 8\]"),
+        (
+            "state",
+            lambda x: x[:2],
+            r"state has shape \[2, 2, 8, 5\], expected \[S, H, K, V\] with S = 3",
+        ),
+        ("state", lambda x: x.float(), "state is torch.float32 on cpu, expected torch.float64"),
+    ],
+)
+def test_a_step_that_does_not_fit_is_refused_with_the_reason(name, value, message):
+    call = dict(zip(NAMES, make_inputs(3, 3), strict=True))
+    call[name] = value(call[name])
+    with pytest.raises(ValueError, match=message):
+        delta_attention_step(**call)
+
+
 def test_inputs_are_not_changed():
     inputs = make_inputs(70, 1)
     before = [x.clone() for x in inputs]
