@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from kernels.routed_experts import combine, dispatch, grouped_linear, plan_dispatch
 from kernels.situ_glu import situ_glu
 from model.config import ModelConfig
 
@@ -86,26 +87,6 @@ class Router(nn.Module):
         return chosen, (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
-class PermuteRows(torch.autograd.Function):
-    """Reorder rows by a permutation whose inverse is known: the gradient is a gather as well."""
-
-    @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, x: Tensor, order: Tensor, inverse: Tensor
-    ) -> Tensor:
-        """Return x[order]."""
-        ctx.save_for_backward(inverse)
-        return x.index_select(0, order)
-
-    @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, *grads: Tensor
-    ) -> tuple[Tensor, None, None]:
-        """Return grad[inverse]."""
-        (inverse,) = ctx.saved_tensors  # pyright: ignore[reportAttributeAccessIssue]  torch's stub
-        return grads[0].index_select(0, inverse), None, None
-
-
 class MoELayer(nn.Module):
     """Routed experts in a latent space, plus shared experts at full width."""
 
@@ -145,30 +126,14 @@ class MoELayer(nn.Module):
         chosen: Int[Tensor, "T A"],
         weights: Float[Tensor, "T A"],
     ) -> Float[Tensor, "T X"]:
-        """Sum the chosen experts' outputs: rows sorted by expert, one product per expert."""
-        num_tokens, num_chosen = chosen.shape
-        flat = chosen.flatten()
-        order = flat.argsort(stable=True)
-        inverse = torch.empty_like(order)
-        inverse[order] = torch.arange(len(order), device=order.device)
-        rows = latent.unsqueeze(1).expand(-1, num_chosen, -1).reshape(len(order), -1)
-        rows = _permute(rows, order, inverse)
-        counts = flat.bincount(minlength=len(self.experts)).tolist()
+        """Sum the chosen experts' outputs."""
+        plan = plan_dispatch(chosen, len(self.experts))
+        rows = dispatch(latent, plan)
+        gate = grouped_linear(rows, self._weights("w1"), plan)
+        up = grouped_linear(rows, self._weights("w3"), plan)
+        outputs = grouped_linear(situ_glu(gate, up, *self.betas), self._weights("w2"), plan)
+        return combine(outputs, weights, plan)
 
-        gate = self._multiply("w1", rows, counts)
-        up = self._multiply("w3", rows, counts)
-        outputs = self._multiply("w2", situ_glu(gate, up, *self.betas), counts)
-        outputs = _permute(outputs, inverse, order).view(num_tokens, num_chosen, -1)
-        return (weights.unsqueeze(1) @ outputs).squeeze(1)
-
-    def _multiply(
-        self, name: str, rows: Float[Tensor, "N X"], counts: list[int]
-    ) -> Float[Tensor, "N Y"]:
-        """Apply matrix `name` of each expert to its share of rows sorted by expert."""
-        weights = [expert.get_submodule(name) for expert in self.experts]
-        parts = rows.split(counts)
-        return torch.cat([w(part) for w, part in zip(weights, parts, strict=True) if len(part)])
-
-
-def _permute(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
-    return PermuteRows.apply(x, order, inverse)  # pyright: ignore[reportReturnType]  typed as Any
+    def _weights(self, name: str) -> list[Float[Tensor, "Y X"]]:
+        """Return matrix `name` of each expert."""
+        return [getattr(expert, name).weight for expert in self.experts]
