@@ -43,8 +43,13 @@ def attention_residual(
         "attention_residual",
         tensors | {"query": (query, "D"), "norm_weight": (norm_weight, "D")},
     )
-    if lane_of(query) == "triton":
+    lane = lane_of(query)
+    if lane == "triton":
         from kernels.attention_residual.triton_kernels import attention_residual_triton
 
         return attention_residual_triton(candidates, query, norm_weight, eps)
+    if lane == "cpu":
+        from kernels.attention_residual import cpu
+
+        return cpu.mix_over_depth(candidates, query, norm_weight, eps)
     return mix_over_depth(candidates, query, norm_weight, eps)

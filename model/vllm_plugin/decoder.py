@@ -20,6 +20,9 @@ from model.vllm_plugin.workarounds import apply_workarounds
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+ROW_STEP = 32
+"""Rows of a forward are a multiple of this."""
+
 
 def _shape_of(vllm_config: VllmConfig) -> ModelConfig:
     return ModelConfig.from_json(vllm_config.model_config.hf_config.to_dict())
@@ -75,7 +78,8 @@ class VllmDecoder(nn.Module, HasInnerState, IsHybrid):
     ) -> Tensor:
         """Run one batch [T] of tokens; return hidden states [T, D]. Records what was computed."""
         assert inputs_embeds is None, "the decoder takes tokens"
-        output = self.model.run(input_ids, self.mixer)
+        rows = len(input_ids)
+        output = self.model.run(_padded(input_ids), self.mixer)
         runner = self._runner
         if runner is not None and get_forward_context().attn_metadata is not None:
             num_requests = runner.input_batch.num_reqs
@@ -83,13 +87,13 @@ class VllmDecoder(nn.Module, HasInnerState, IsHybrid):
                 runner.input_batch.req_ids[:num_requests],
                 runner.query_start_loc.np[: num_requests + 1].tolist(),
                 positions.numpy(),
-                output.expert_ids.numpy(),
+                output.expert_ids[:rows].numpy(),
             )
-        return output.hidden
+        return output.hidden[:rows]
 
     def compute_logits(self, hidden_states: Tensor) -> Tensor:
         """Map hidden states [T, D] to logits [T, W]."""
-        return self.lm_head(hidden_states)
+        return self.lm_head(_padded(hidden_states))[: len(hidden_states)]
 
     def begin_recording(self, runner: "GPUModelRunner") -> None:
         """Record each forward from now on; `runner` knows which request a row belongs to."""
@@ -115,3 +119,14 @@ class VllmDecoder(nn.Module, HasInnerState, IsHybrid):
         if missing := live.keys() - loaded:
             raise ValueError(f"checkpoint lacks {sorted(missing)[:3]}")
         return loaded
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """Append zeros up to a multiple of ROW_STEP: a token's bits must not depend on its batch.
+
+    Matrix products give each row the same bits from `kernels.rows.MIN_ROWS` on. PyTorch's
+    element-wise functions compute the last numbers of a tensor, those beyond a multiple of 32, in
+    another way.
+    """
+    missing = -len(rows) % ROW_STEP
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows

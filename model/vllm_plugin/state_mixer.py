@@ -1,8 +1,7 @@
 """The engine's mixer: every sequence's past is read from and written to vLLM's cache.
 
-A forward of vLLM holds a batch of requests, those that add one token (decodes) first, those that
-add several (prefills) behind. Decodes take one step of the recurrence each, all at once; prefills
-are scanned in chunks, as one pack, from their cached state.
+A forward of vLLM holds a batch of requests, some that add one token and some that add many. The
+mixer makes no difference between them: each continues from what is cached of it.
 """
 
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -20,47 +18,29 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
-from vllm.v1.attention.backends.utils import (
-    mamba_get_block_table_tensor,
-    split_decodes_and_prefills,
-)
+from vllm.v1.attention.backends.utils import mamba_get_block_table_tensor
 from vllm.v1.kv_cache_interface import KVCacheSpec, MambaSpec
 
-from kernels.delta_attention import delta_attention
+from kernels.delta_attention.cached import CachedSequences, cached_delta_attention
+from kernels.latent_attention import PagedBatch, paged_latent_attention
 from kernels.short_conv import last_inputs
 from model.config import ModelConfig
 from model.delta_layer import KDALayer
 from model.mla_layer import MLALayer
 from model.vllm_plugin.cache_shape import kda_spans, state_shapes
-from model.vllm_plugin.decode_step import decode_step
+from model.vllm_plugin.latent_cache import LatentCache
 
 
 @dataclass(frozen=True, slots=True)
 class StateMetadata:
     """Where the requests of one forward keep their state."""
 
-    slots: Int[Tensor, " B"]
-    """Cache page of each request, int64."""
+    sequences: CachedSequences
+    """Cache page of each request, and its rows in the batch."""
     fresh: Int[Tensor, " F"]
     """Pages of requests that start now: they may hold another request's state."""
-    num_decodes: int
-    """Requests with one token, the first of the batch: as many rows."""
     num_tokens: int
     """Rows of the batch that hold tokens."""
-    cu_seqlens: Int[Tensor, " B1"]
-    """First row of each request, and `num_tokens` at the end."""
-    prefills: "Prefills | None"
-    """The requests behind the decodes; None if there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prefills:
-    """Requests that add several tokens, packed behind each other."""
-
-    cu_seqlens: Int[Tensor, " S1"]
-    """First token of each request in the pack, and the pack's length at the end."""
-    starts: Int[Tensor, " S"]
-    """Absolute position of each request's first new token."""
 
 
 class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
@@ -92,18 +72,10 @@ class StateMetadataBuilder(AttentionMetadataBuilder[StateMetadata]):
         )[:, 0].long()
         starts = batch.query_start_loc_cpu
         lengths = starts[1:] - starts[:-1]
-        num_decodes, num_prefills, _, _ = split_decodes_and_prefills(batch, decode_threshold=1)
-        prefills = Prefills(
-            cu_seqlens=starts[num_decodes:] - starts[num_decodes],
-            starts=(batch.seq_lens - lengths)[num_decodes:],
-        )
         return StateMetadata(
-            slots=slots,
+            sequences=CachedSequences(slots, starts, batch.seq_lens - lengths),
             fresh=slots[batch.seq_lens == lengths],
-            num_decodes=num_decodes,
             num_tokens=batch.num_actual_tokens,
-            cu_seqlens=starts,
-            prefills=prefills if num_prefills else None,
         )
 
 
@@ -184,19 +156,14 @@ class StateMixer:
         """
         self.places: dict[int, tuple[DeltaStates, int]] = {}
         """KDA layer to its cache and its place in there."""
-        self.attentions: dict[int, Attention] = {}
+        self.latents: dict[int, LatentCache] = {}
+        """MLA layer to its cache."""
         for span in kda_spans(config):
             states = DeltaStates(config, len(span), vllm_config, f"{prefix}.layers.{span[0]}.state")
             self.places.update({layer: (states, place) for place, layer in enumerate(span)})
         for number in config.full_attn_layers:
-            self.attentions[number - 1] = Attention(
-                config.num_attention_heads,
-                config.latent_width,
-                scale=(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5,
-                num_kv_heads=1,
-                cache_config=vllm_config.cache_config,
-                prefix=f"{prefix}.layers.{number - 1}.attention",
-            )
+            name = f"{prefix}.layers.{number - 1}.attention"
+            self.latents[number - 1] = LatentCache(config.latent_width, vllm_config, name)
 
     def delta(
         self,
@@ -216,18 +183,12 @@ class StateMixer:
             states.clear(batch.fresh)
         tails, memories = (part[:, place] for part in states.kv_cache)
         q, k, v = _activate(layer, qkv, tails, batch)
-        outputs = []
-        if batch.num_decodes:
-            rows = slice(0, batch.num_decodes)
-            inputs = q[rows], k[rows], v[rows], g[rows], beta[rows]
-            outputs.append(decode_step(*inputs, memories, batch.slots[rows]))
-        if batch.prefills is not None:
-            rows = slice(batch.num_decodes, batch.num_tokens)
-            inputs = q[rows], k[rows], v[rows], g[rows], beta[rows]
-            outputs.append(_prefill(*inputs, memories, batch))
-        if batch.num_tokens < len(qkv):  # vLLM may pad a batch
-            outputs.append(torch.zeros_like(g[batch.num_tokens :]))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        output = torch.zeros_like(g)  # vLLM may pad a batch
+        rows = slice(0, batch.num_tokens)
+        output[rows] = cached_delta_attention(
+            q, k, v, g[rows], beta[rows], memories, batch.sequences
+        )
+        return output
 
     def latent_attention(
         self,
@@ -235,10 +196,19 @@ class StateMixer:
         q: Float[Tensor, "T H Q"],
         latent: Float[Tensor, "T R"],
     ) -> Float[Tensor, "T H V"]:
-        """See `Mixer`. Absorbed: multi-query attention over the cached latents."""
+        """See `Mixer`. Absorbed: all heads attend over the cached latents."""
         absorbed = layer.absorb(q)
-        output = self.attentions[layer.layer](absorbed.flatten(1), latent, latent)
-        return layer.read_values(output.view_as(absorbed))
+        output = torch.zeros_like(absorbed)
+        cache = self.latents[layer.layer]
+        metadata = get_forward_context().attn_metadata
+        if metadata is not None:
+            assert isinstance(metadata, dict)
+            batch: PagedBatch = metadata[cache.prefix]  # pyright: ignore[reportAssignmentType]  ours
+            rows = slice(0, int(batch.cu_seqlens[-1]))
+            output[rows] = paged_latent_attention(
+                absorbed[rows], latent[rows], cache.pages, batch, layer.scale
+            )
+        return layer.read_values(output)
 
 
 def _activate(
@@ -249,25 +219,7 @@ def _activate(
 ) -> tuple[Float[Tensor, "T H K"], Float[Tensor, "T H K"], Float[Tensor, "T H V"]]:
     """Convolve and activate the batch behind its cached tails, and cache the new tails."""
     qkv = qkv[: batch.num_tokens]
-    before = tails[batch.slots]
-    tails[batch.slots] = last_inputs(qkv, batch.cu_seqlens, before, layer.conv_width)
-    return layer.activate(qkv, batch.cu_seqlens, before)
-
-
-def _prefill(
-    q: Float[Tensor, "T H K"],
-    k: Float[Tensor, "T H K"],
-    v: Float[Tensor, "T H V"],
-    g: Float[Tensor, "T H K"],
-    beta: Float[Tensor, "T H"],
-    memories: Float[Tensor, "N H K V"],
-    batch: StateMetadata,
-) -> Float[Tensor, "T H V"]:
-    """Scan the prefills from their cached state, and cache the state after their last token."""
-    assert batch.prefills is not None
-    slots = batch.slots[batch.num_decodes :]
-    pack = batch.prefills
-    output, memories[slots] = delta_attention(
-        q, k, v, g, beta, pack.cu_seqlens, memories[slots], pack.starts
-    )
-    return output
+    slots, cu_seqlens = batch.sequences.slots, batch.sequences.cu_seqlens
+    before = tails[slots]
+    tails[slots] = last_inputs(qkv, cu_seqlens, before, layer.conv_width)
+    return layer.activate(qkv, cu_seqlens, before)

@@ -4,41 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from kernels.delta_attention import delta_attention_step
 from model.presets import tiny
 from model.vllm_plugin.cache_shape import kda_spans
-from model.vllm_plugin.decode_step import decode_step
 from model.vllm_plugin.recording import CONVERSATION, Recorder
-
-
-def test_the_compiled_step_equals_the_reference_on_pages_that_lie_apart():
-    generator = torch.Generator().manual_seed(0)
-
-    def random(*shape):
-        return torch.randn(*shape, generator=generator)
-
-    pages, size = random(9, 3000), 2 * 16 * 24
-    expected_pages = pages.clone()
-    before = pages.clone()
-    memories, expected_memories = (
-        rows[:, 100 : 100 + size].view(9, 2, 16, 24) for rows in (pages, expected_pages)
-    )
-    slots = torch.tensor([7, 0, 3, 8, 2])
-    q, k = (torch.nn.functional.normalize(random(5, 2, 16), dim=-1) for _ in range(2))
-    v, g, beta = random(5, 2, 24), -5 * random(5, 2, 16).sigmoid(), random(5, 2).sigmoid()
-
-    for _ in range(3):
-        expected, expected_memories[slots] = delta_attention_step(
-            q, k, v, g, beta, expected_memories[slots]
-        )
-        output = decode_step(q, k, v, g, beta, memories, slots)
-        torch.testing.assert_close(output, expected, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(pages, expected_pages, atol=2e-6, rtol=1e-5)
-    assert torch.equal(pages[1], before[1]), "a page of no conversation was touched"
-    assert torch.equal(pages[7, :100], before[7, :100]), "memory before the state was touched"
-    assert torch.equal(pages[7, 100 + size :], before[7, 100 + size :])
 
 
 def test_neighbouring_kda_layers_share_a_page():
