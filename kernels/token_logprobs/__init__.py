@@ -58,7 +58,7 @@ def token_logprobs(
     if not 0 < temperature < math.inf:
         raise ValueError(f"{OP}: temperature is {temperature}, expected a positive number")
     if lane_of(hidden) == "triton":
-        from kernels.token_logprobs.triton_kernels import token_logprobs_triton
+        from kernels.token_logprobs.launch import token_logprobs_triton
 
         return token_logprobs_triton(hidden, head_weight, targets, temperature)
     return TiledTokenLogprobs.apply(hidden, head_weight, targets, temperature)  # pyright: ignore[reportReturnType]  torch types apply as Any
