@@ -25,7 +25,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.checks import check_tensors
-from kernels.lane import lane_of
 from kernels.routed_experts import reference
 from kernels.routed_experts.plan import (
     OP,
@@ -46,10 +45,6 @@ def dispatch(x: Float[Tensor, "T X"], plan: DispatchPlan) -> Float[Tensor, "N X"
     """
     check_tensors(OP, {"x": (x, "T X")}, T=plan.row_of_choice.shape[0])
     _check_device(plan, "x", x)
-    if lane_of(x) == "triton":
-        from kernels.routed_experts.triton_kernels import TritonDispatch
-
-        return TritonDispatch.apply(x, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
     return reference.Dispatch.apply(x, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 
@@ -108,10 +103,6 @@ def combine(
         A=num_chosen,
     )
     _check_device(plan, "outputs", outputs)
-    if lane_of(outputs) == "triton":
-        from kernels.routed_experts.triton_kernels import TritonCombine
-
-        return TritonCombine.apply(outputs, weights, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
     return reference.Combine.apply(outputs, weights, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 
