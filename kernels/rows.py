@@ -6,21 +6,8 @@ same bits, with AVX-512 from 3 (64 terms) to 16 (384 terms and more). With at le
 token's result does not depend on how many tokens share its batch.
 
 MKL gives the same promise for any number of rows where `MKL_CBWR=AVX2,STRICT` (or `AVX512,STRICT`)
-is in the environment before its first product. The rows here need no environment.
+is in the environment before its first product. Enough rows need no environment.
 """
-
-from jaxtyping import Float
-from torch import Tensor
-from torch.nn.functional import pad
 
 MIN_ROWS = 16
 """Rows from which on a product gives each row the same bits."""
-
-
-def at_least_min_rows(x: Float[Tensor, "N X"]) -> Float[Tensor, "M X"]:
-    """Append rows of zeros up to `MIN_ROWS`, M = max(N, MIN_ROWS); `x` itself where it has as many.
-
-    The caller drops the surplus rows of the product.
-    """
-    missing = MIN_ROWS - x.shape[0]
-    return pad(x, (0, 0, 0, missing)) if missing > 0 else x

@@ -12,11 +12,12 @@ token's sum is taken in the order of its choices, whatever the other tokens chos
 with few rows are filled up to `kernels.rows.MIN_ROWS`, so that a product gives a row the same bits
 whatever the other rows are. N is T A and what fills up.
 
-The products are PyTorch's `grouped_mm`, on a GPU as on a CPU: what a kernel of ours could gain over
-it, no measurement has shown. Ours are the copies around it (`triton_kernels.py`), where PyTorch
-passes over memory twice or more, to gather and then to weigh and sum. The weights of the experts
-are parameters of their own, so that each call copies them side by side: E X Y numbers, against the
-N (X + Y) of the rows.
+The products are PyTorch's `grouped_mm`, on a GPU as on a CPU, and one by one for what it does not
+take (float64, rows that are no multiple of 16 bytes): no measurement has shown a kernel of ours to
+gain over it. Ours are the copies around it (`triton_kernels.py`), where PyTorch passes over memory
+twice or more, to gather and then to weigh and sum. The weights of the experts are parameters of
+their own, so that each call copies them side by side: E X Y numbers, against the N (X + Y) of the
+rows.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.checks import check_tensors
+from kernels.lane import lane_of
 from kernels.routed_experts import reference
 from kernels.routed_experts.plan import (
     OP,
@@ -45,6 +47,10 @@ def dispatch(x: Float[Tensor, "T X"], plan: DispatchPlan) -> Float[Tensor, "N X"
     """
     check_tensors(OP, {"x": (x, "T X")}, T=plan.row_of_choice.shape[0])
     _check_device(plan, "x", x)
+    if lane_of(x) == "triton":
+        from kernels.routed_experts.triton_kernels import TritonDispatch
+
+        return TritonDispatch.apply(x, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
     return reference.Dispatch.apply(x, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 
@@ -103,6 +109,10 @@ def combine(
         A=num_chosen,
     )
     _check_device(plan, "outputs", outputs)
+    if lane_of(outputs) == "triton":
+        from kernels.routed_experts.triton_kernels import TritonCombine
+
+        return TritonCombine.apply(outputs, weights, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
     return reference.Combine.apply(outputs, weights, plan.choice_of_row, plan.row_of_choice)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 
