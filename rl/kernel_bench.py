@@ -5,6 +5,7 @@ The kernels for GPUs are compiled ahead of time here; what they cost is measured
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from kernels.benchmarks import host
 from kernels.benchmarks.logprob_memory import token_logprobs_memory_share
 from kernels.benchmarks.timing import announce
 from model.step_benchmark import compare_training_steps
+from rollout.config import RolloutConfig
+from rollout.engine_environment import engine_environment
 
 ROUNDS = 3
 """Runs timed of everything that is compared."""
@@ -81,6 +84,8 @@ def bench_kernels() -> tuple[KernelBench, Sequence[host.Comparison]]:
     memory_share = token_logprobs_memory_share()
     announce(f"training step of tiny against transformers' kimi_linear: {STEP_TOKENS} tokens")
     step = compare_training_steps(STEP_TOKENS, ROUNDS)
+    announce("the engine's bits, whatever else is in the batch")
+    invariant = prove_invariance()
     announce("the Triton kernels, compiled for each target")
     bench = KernelBench(
         chunk_over_recurrent_4096=delta.chunk_over_recurrent,
@@ -88,10 +93,32 @@ def bench_kernels() -> tuple[KernelBench, Sequence[host.Comparison]]:
         step_over_transformers_4096=step.ratio,
         token_logprobs_memory_share=memory_share,
         replay_decode_bitwise=host.is_replay_bitwise(),
-        engine_batch_invariant=0,
+        engine_batch_invariant=invariant,
         aot=compile_ahead_of_time(),
     )
     return bench, [delta.comparison, *comparisons]
+
+
+def prove_invariance() -> int:
+    """Measure `rollout.invariance.engine_batch_invariant` in a process of its own.
+
+    vLLM reads its variables at import, and numba must not be loaded before an engine starts.
+
+    Raises:
+        RuntimeError: the process ended without a figure.
+    """
+    code = "from rollout.invariance import engine_batch_invariant as f; print('\\n', f())"
+    finished = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | engine_environment(RolloutConfig()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if finished.returncode != 0:
+        last = finished.stderr.strip().splitlines()[-1:]
+        raise RuntimeError(f"the engine's invariance could not be measured: {last}")
+    return int(finished.stdout.split()[-1])
 
 
 def compile_ahead_of_time() -> dict[str, dict[str, int]]:
