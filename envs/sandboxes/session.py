@@ -27,6 +27,8 @@ START_SECONDS = 30.0
 """Until a guest reports: far more than it takes, on a machine where much else runs."""
 GRACE_SECONDS = 20.0
 """Beyond a program's own time, until a guest that does not answer counts as broken."""
+STOP_SECONDS = 5.0
+"""Until a guest that was told to end is killed with all that confines it."""
 _FILE_SECONDS = 30.0
 _MAX_HEADER_BYTES = 65_536
 GUEST = Path(__file__).with_name("guest.py")
@@ -189,14 +191,14 @@ class GuestSandbox:
         for end in (self._socket, self._guest_end):
             end.close()
         os.close(self._complaints)
-        process, lease = self._process, self._lease
-        if process is not None and lease.stop_command:
-            # The command line of a container engine is not the container: ask for its end.
-            await asyncio.to_thread(lease.release)
-        if process is not None:
-            process.kill()
-            process.wait()
-        lease.release()
+        try:
+            if self._process is not None:
+                await _wait_for_end(self._process)
+        finally:
+            if self._process is not None:
+                self._process.kill()
+                self._process.wait()
+            self._lease.release()
 
     async def _ask(
         self, request: Mapping[str, object], content: bytes, num_contents: int, seconds: float
@@ -244,6 +246,19 @@ class GuestSandbox:
                 raise SandboxError("the sandbox ended")
             content += part
         return bytes(content)
+
+
+async def _wait_for_end(process: subprocess.Popen) -> None:
+    """Give a guest whose caller has hung up the time to end its processes and itself."""
+    loop = asyncio.get_running_loop()
+    handle = os.pidfd_open(process.pid)
+    ended = loop.create_future()
+    loop.add_reader(handle, lambda: ended.done() or ended.set_result(None))
+    try:
+        await asyncio.wait([ended], timeout=STOP_SECONDS)
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)
 
 
 async def start_guest(
