@@ -20,7 +20,13 @@ def pack() -> None:
                 path = os.path.normpath(os.path.join(folder, name))
                 kind = os.lstat(path).st_mode
                 if stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind):
-                    archive.add(path, recursive=False)
+                    archive.add(path, recursive=False, filter=forget_moment)
+
+
+def forget_moment(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Keep only what unpacking restores: no fractions of seconds, no times of links."""
+    member.mtime = 0 if member.issym() else int(member.mtime)
+    return member
 
 
 def fail(error: OSError) -> None:

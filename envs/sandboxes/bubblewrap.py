@@ -71,7 +71,7 @@ class Bubblewrap:
             (limits.memory_mib << 20) + disk + _TEMPORARY_BYTES + _OWN_BYTES,
             limits.max_processes + 4,
         )
-        lease = lease.record(control_groups=[str(group) for group in groups])
+        lease = lease.record(control_groups=tuple(map(str, groups)))
         command = [*enter_command(groups), *launcher.command, *launcher.options]
         command += ["--as-pid-1", "--size", str(_TEMPORARY_BYTES), "--tmpfs", "/tmp"]
         command += ["--size", str(disk), "--tmpfs", WORKSPACE, "--chdir", WORKSPACE]

@@ -56,7 +56,7 @@ class Docker:
             lease.release()
             raise SandboxError("the sandbox did not start: docker is not installed")
         container = f"limosa-{lease.id}"
-        lease = lease.record(stop_command=[command, "rm", "--force", container])
+        lease = lease.record(stop_command=(command, "rm", "--force", container))
         options = ["run", "--rm", "--interactive", "--name", container, "--pull", "never"]
         options += ["--network", "none", "--read-only", "--cap-drop", "ALL", "--user", NOBODY]
         options += ["--security-opt", "no-new-privileges", "--ipc", "none"]

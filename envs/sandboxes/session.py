@@ -250,6 +250,8 @@ class GuestSandbox:
 
 async def _wait_for_end(process: subprocess.Popen) -> None:
     """Give a guest whose caller has hung up the time to end its processes and itself."""
+    if process.poll() is not None:
+        return
     loop = asyncio.get_running_loop()
     handle = os.pidfd_open(process.pid)
     ended = loop.create_future()
