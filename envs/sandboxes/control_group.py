@@ -5,6 +5,7 @@ of the hierarchy. Where this user may not make groups there are none, and the bo
 per process times the number of processes; `limosa doctor` says which it is.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -37,6 +38,14 @@ def make_control_groups(name: str, memory_bytes: int, max_processes: int) -> Seq
         made = (_make(parent / name, limits, needed) for parent in _parents(controller))
         groups += [group for group in (next(filter(None, made), None),) if group]
     return groups
+
+
+def can_make_control_groups() -> bool:
+    """Whether this user may bound the memory of a group of processes on this machine."""
+    groups = make_control_groups(f"limosa-probe-{os.getpid()}", 1 << 30, 10)
+    for group in groups:
+        group.rmdir()
+    return any((group.parent / "memory.stat").exists() for group in groups)
 
 
 def enter_command(groups: Sequence[Path]) -> list[str]:
