@@ -75,6 +75,7 @@ class Sandlock:
             workspace=str(workspace),
             is_counting_processes=True,
             is_guest_hiding=False,
+            environment={"HOME": "/"},  # of the supervisor: it asks, and a user may have none
         )
         return await start_guest(limits, lease, confinement)
 
