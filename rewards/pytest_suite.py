@@ -32,26 +32,27 @@ MAX_SUBMISSION_BYTES = 1 << 20
 
 _WORKER = """
 import base64, os, sys
+home = os.getcwd()
 channel = os.dup(1)
 os.dup2(2, 1)
 sys.dont_write_bytecode = True
 bundle, files, suite = eval(sys.stdin.read())
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-with open("/tmp/pytest.zip", "wb") as file:
+with open(home + "/pytest.zip", "wb") as file:
     file.write(base64.b64decode(bundle))
-os.mkdir("/tmp/tests")
-with open("/tmp/tests/test_suite.py", "w") as file:
+os.mkdir(home + "/tests")
+with open(home + "/tests/test_suite.py", "w") as file:
     file.write(suite)
-os.chmod("/tmp/tests/test_suite.py", 0o444)
+os.chmod(home + "/tests/test_suite.py", 0o444)
 for path, text in files:
-    target = os.path.join("/tmp/submission", path)
+    target = os.path.join(home + "/submission", path)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(target, "w") as file:
         file.write(text)
 del bundle, files, suite
-sys.path.append("/tmp/pytest.zip")
+sys.path.append(home + "/pytest.zip")
 import pytest
-sys.path.append("/tmp/submission")
+sys.path.append(home + "/submission")
 outcomes = {}
 
 class Recorder:
@@ -60,9 +61,9 @@ class Recorder:
         outcomes[name] = outcomes.get(name, True) and report.passed
 
 pytest.main(
-    ["/tmp/tests/test_suite.py", "-c", "/dev/null", "--rootdir=/tmp/tests", "--noconftest",
-     "--import-mode=importlib", "--assert=plain", "--capture=no", "-p", "no:cacheprovider",
-     "--no-header", "--tb=no", "-p", "no:faulthandler"],
+    [home + "/tests/test_suite.py", "-c", "/dev/null", "--rootdir=" + home + "/tests",
+     "--noconftest", "--import-mode=importlib", "--assert=plain", "--capture=no",
+     "-p", "no:cacheprovider", "--no-header", "--tb=no", "-p", "no:faulthandler"],
     plugins=[Recorder()],
 )
 lines = [name + (" 1" if ok else " 0") for name, ok in outcomes.items()]

@@ -46,17 +46,18 @@ PYTEST = Task(id="f", environment="e", grader="pytest_suite", reference={"tests"
 
 PLAIN_GRADER = """
 import base64, os, sys
+home = os.getcwd()
 sys.dont_write_bytecode = True
 bundle, files = eval(sys.stdin.read())
-with open("/tmp/pytest.zip", "wb") as file:
+with open(home + "/pytest.zip", "wb") as file:
     file.write(base64.b64decode(bundle))
 for path, text in files:
-    os.makedirs(os.path.dirname("/tmp/submission/" + path), exist_ok=True)
-    with open("/tmp/submission/" + path, "w") as file:
+    os.makedirs(os.path.dirname(home + "/submission/" + path), exist_ok=True)
+    with open(home + "/submission/" + path, "w") as file:
         file.write(text)
-os.chdir("/tmp/submission")
-sys.path[:0] = ["/tmp/submission"]
-sys.path.append("/tmp/pytest.zip")
+os.chdir(home + "/submission")
+sys.path[:0] = [home + "/submission"]
+sys.path.append(home + "/pytest.zip")
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
 import pytest
 sys.exit(pytest.main(["--no-header", "-p", "no:cacheprovider", "-p", "no:faulthandler"]))
@@ -214,7 +215,7 @@ ATTACKS = {
 }
 
 FORGERY = (
-    "import os, re\ntext = open('/tmp/tests/test_suite.py').read()\n"
+    "import os, re\ntext = open('tests/test_suite.py').read()\n"
     "names = re.findall(r'def (test_[0-9a-f]+)', text)\n"
     "report = '\\n'.join(name + ' 1' for name in names).encode()\n"
 )
@@ -239,7 +240,7 @@ INFORMED_ATTACKS = {
         "        frame = frame.f_back\n    return -1"
     ),
     "rewrites the suite": (
-        "import os\npath = '/tmp/tests/test_suite.py'\nos.chmod(path, 0o644)\n"
+        "import os\npath = 'tests/test_suite.py'\nos.chmod(path, 0o644)\n"
         "open(path, 'w').write('def test_f(): pass')\n" + WRONG
     ),
 }
