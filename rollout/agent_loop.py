@@ -60,15 +60,19 @@ class Attempt:
     """How often the run planned the task before."""
     run_seed: int = 0
     temperature: float = 1.0
+    retry: int = 0
+    """How often the episode broke before and was begun again."""
 
     @property
     def id(self) -> str:
-        """`<task id>#<sibling>@<round>`."""
-        return f"{self.task.id}#{self.sibling}@{self.round}"
+        """`<task id>#<sibling>@<round>`, and `~<retry>` after the first try."""
+        first = f"{self.task.id}#{self.sibling}@{self.round}"
+        return f"{first}~{self.retry}" if self.retry else first
 
     def turn_seed(self, turn: int) -> int:
         """Seed of a turn's sampling: the same attempt samples the same at the same weights."""
-        return derive_seed("turn", self.run_seed, self.task.id, self.sibling, self.round, turn)
+        keys = (self.run_seed, self.task.id, self.sibling, self.round, turn)
+        return derive_seed("turn", *keys, self.retry) if self.retry else derive_seed("turn", *keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +207,8 @@ async def grade(grader: Grader, episode: Episode) -> Outcome:
     """Grade an episode; whatever the grader raises becomes an Invalid outcome."""
     try:
         async with asyncio.timeout(GRADER_TIMEOUT_SECONDS):
-            return require_outcome(await grader(episode))
+            num_turns = sum(message.role is Role.POLICY for message in episode.messages)
+            return require_outcome(await grader(episode), num_turns)
     except TimeoutError:
         detail = f"no outcome within {GRADER_TIMEOUT_SECONDS:g} s"
         return Invalid(reason="grader_timeout", blame=Blame.GRADER, detail=detail)

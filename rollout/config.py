@@ -2,6 +2,8 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rewards.config import InvalidRule
+
 
 class RolloutConfig(BaseModel):
     """How trajectories are collected."""
@@ -30,5 +32,8 @@ class RolloutConfig(BaseModel):
     """Tokens per engine step, at most."""
     engine_threads: int = Field(default=1, ge=1)
     """CPU threads per engine."""
+    invalid: dict[str, InvalidRule] = {}
+    """What becomes of episodes without a score, by reason, such as `sandbox_failed`; all other
+    reasons are masked."""
     start_timeout_seconds: float = Field(default=240.0, gt=0)
     """Engines that are not up by then end the run with an error."""

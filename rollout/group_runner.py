@@ -5,6 +5,7 @@ Takes tasks, returns groups and trajectories; holds what all episodes of the pro
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from envs.config import EnvironmentConfig
@@ -16,6 +17,7 @@ from rollout.agent_loop import Attempt, World, run_episode
 from rollout.config import RolloutConfig
 from rollout.engine import Engine
 from rollout.input_error import InputError, about_input
+from rollout.invalid_outcomes import is_retried, settle
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Trajectory
 
@@ -98,7 +100,13 @@ class GroupRunner:
     async def _play(self, attempt: Attempt) -> Trajectory:
         world = self._world(attempt.task)
         async with self._slots:
-            return await run_episode(attempt, world, self._engine, self._tokenizer, self._config)
+            while True:
+                trajectory = await run_episode(
+                    attempt, world, self._engine, self._tokenizer, self._config
+                )
+                if not is_retried(trajectory, attempt.retry, self._config.invalid):
+                    return settle(trajectory, self._config.invalid)
+                attempt = replace(attempt, retry=attempt.retry + 1)
 
     def _world(self, task: Task) -> World:
         """Find the task's environment and grader."""

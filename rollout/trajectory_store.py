@@ -186,13 +186,14 @@ def _message_from_record(record: Mapping[str, Any]) -> Message:
 
 def _outcome_to_record(outcome: Outcome) -> Record:
     if isinstance(outcome, Scored):
-        return {"value": outcome.value, "parts": dict(outcome.parts)}
+        record: Record = {"value": outcome.value, "parts": dict(outcome.parts)}
+        return record | ({"turns": list(outcome.turns)} if outcome.turns else {})
     return {"reason": outcome.reason, "blame": outcome.blame, "detail": outcome.detail}
 
 
 def _outcome_from_record(record: Record) -> Outcome:
     if "value" in record:
-        return Scored(**record)
+        return Scored(**{**record, "turns": tuple(record.get("turns", ()))})
     return Invalid(**{**record, "blame": Blame(record["blame"])})
 
 

@@ -67,6 +67,25 @@ def test_leave_one_out_keeps_the_expected_gradient(build_group):
     assert expected == pytest.approx(exact, abs=1e-6)
 
 
+def test_members_that_go_missing_at_random_leave_the_expected_gradient_unbiased(build_group):
+    """Enumerate all groups of three draws, and all subsets of at least two that stay."""
+    probability, rewards = np.array([0.3, 0.7]), np.array([1.0, 0.2])
+    score = np.eye(2) - probability
+    exact = sum(probability[a] * rewards[a] * score[a] for a in range(2))
+    subsets = [kept for kept in itertools.product([True, False], repeat=3) if sum(kept) >= 2]
+    for kept in subsets:
+        expected = np.zeros(2)
+        for actions in itertools.product(range(2), repeat=3):
+            given = [
+                float(rewards[a]) if stays else None for a, stays in zip(actions, kept, strict=True)
+            ]
+            stayed = [action for action, stays in zip(actions, kept, strict=True) if stays]
+            advantages = advantages_of(rloo([build_group(given)]))
+            terms = [a * score[action] for a, action in zip(advantages, stayed, strict=True)]
+            expected += np.prod(probability[list(actions)]) * np.mean(terms, axis=0)
+        assert expected == pytest.approx(exact, abs=1e-6)
+
+
 def test_a_rule_of_ones_own_is_found_by_its_dotted_path(build_group):
     section = CreditSection(type="rl.credit:rloo")
     assert len(assign_credit([build_group([1.0, 0.0])], section)) == 2

@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 
@@ -72,3 +74,17 @@ def test_tokens_after_a_change_of_version_are_mixed():
 def test_nothing_to_summarize_is_refused():
     with pytest.raises(ValueError, match="no group"):
         summarize([])
+
+
+def test_the_mean_reward_over_all_subsets_that_can_go_missing_is_the_full_mean():
+    rewards = (1.0, 0.25, 0.0, 0.5)
+    for num_missing in range(len(rewards)):
+        means = []
+        for missing in itertools.combinations(range(len(rewards)), num_missing):
+            members = tuple(
+                make_trajectory(A, BROKEN if i in missing else Scored(value=reward))
+                for i, reward in enumerate(rewards)
+            )
+            statistics = summarize([Group(id="a/1@0", task=A, trajectories=members)])
+            means.append(statistics.mean_reward["a"])
+        assert np.mean(means) == pytest.approx(np.mean(rewards))

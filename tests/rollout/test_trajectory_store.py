@@ -64,7 +64,7 @@ def make_trajectory(outcome, sibling=0, with_experts=True):
 def make_group(name="t/1@0"):
     invalid = Invalid(reason="sandbox_failed", blame=Blame.INFRASTRUCTURE, detail="no bwrap")
     members = (
-        make_trajectory(Scored(value=0.5, parts={"tests": 0.5}), sibling=0),
+        make_trajectory(Scored(value=0.5, parts={"tests": 0.5}, turns=(0.25,)), sibling=0),
         make_trajectory(invalid, sibling=1, with_experts=False),
     )
     return Group(id=name, task=TASK, trajectories=members)
