@@ -13,6 +13,7 @@ out as `EnvironmentFailure`: such an episode gets an Invalid outcome, never the 
 """
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,12 +87,14 @@ async def collect_artifacts(environment: object) -> Mapping[str, JsonValue]:
     """Ask the environment for what the grader gets; empty where it has no `artifacts`.
 
     Raises:
-        EnvironmentFailure: `artifacts` raised, or returned no dict.
+        EnvironmentFailure: `artifacts` raised, or returned no dict, or one that is not JSON.
     """
     artifacts = await _call_hook(environment, "artifacts", default={})
     if not isinstance(artifacts, Mapping):
         name = type(environment).__name__
         raise EnvironmentFailure(f"{name}.artifacts returned {type(artifacts).__name__}, no dict")
+    with boundary(f"{type(environment).__name__}.artifacts: JSON"):  # they are recorded
+        json.dumps(artifacts)
     return artifacts
 
 

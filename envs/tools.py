@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 import types
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -146,13 +146,21 @@ async def _run(environment: object, call: ToolCall, timeout_seconds: float) -> o
     work = (
         method(**call.arguments)
         if inspect.iscoroutinefunction(method)
-        else asyncio.to_thread(method, **call.arguments)
+        else asyncio.to_thread(_call_in_thread, method, call.arguments)
     )
     try:
         async with asyncio.timeout(timeout_seconds):
             return await _guard(f"{type(environment).__name__}.{call.name}", work)
     except TimeoutError:  # ours: the guard turns one of the tool's own into a failure
         raise ToolError(f"{call.name} took longer than {timeout_seconds:g} s") from None
+
+
+def _call_in_thread(method: Callable[..., object], arguments: Mapping[str, JsonValue]) -> object:
+    """Call a sync tool. A StopIteration cannot leave a thread: nobody would hear of its end."""
+    try:
+        return method(**arguments)
+    except StopIteration as error:
+        raise RuntimeError("StopIteration left the tool") from error
 
 
 async def _guard(where: str, work: Awaitable[object]) -> object:

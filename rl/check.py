@@ -26,6 +26,7 @@ from rl.checkpoint_files import check_checkpoint
 from rl.config import RunConfig
 from rl.config_loader import ConfigError
 from rl.doctor import available_memory_gib
+from rl.dotted_path import load_attribute
 from rollout.cache_plan import check_cache, plan_cache
 from rollout.engine import EngineError
 from rollout.renderer import count_opening_tokens
@@ -89,6 +90,8 @@ def check_ready(config: RunConfig) -> list[Finding]:
         _try("model.checkpoint", lambda: _check_checkpoint(config)),
         _try("rollout.kv_cache_mib", lambda: _check_memory(config)),
         _try("rollout.ray_address", lambda: _check_ray(config.rollout.ray_address)),
+        _try("credit.type", lambda: _check_rule("credit.type", config.credit.type, "rloo")),
+        _try("loss.type", lambda: _check_rule("loss.type", config.loss.type, "dis")),
     ]
     if _is_good(findings[0]):
         findings.append(_try("rollout.max_concurrent_episodes", lambda: _check_cache(config)))
@@ -114,6 +117,12 @@ def _try(subject: str, look: Callable[[], str]) -> Finding:
 def _check_checkpoint(config: RunConfig) -> str:
     check_checkpoint(config.model.checkpoint)
     return f"{config.model.checkpoint}: complete"
+
+
+def _check_rule(key: str, name: str, built_in: str) -> str:
+    if name != built_in:
+        load_attribute(key, name, known=(built_in,))
+    return name
 
 
 def _check_memory(config: RunConfig) -> str:

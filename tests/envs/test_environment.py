@@ -132,3 +132,12 @@ def test_a_message_must_fit_its_role():
 def test_a_task_must_be_named(field):
     with pytest.raises(ValueError, match=f"{field} is empty"):
         Task(**{"id": "a", "environment": "b", "grader": "c", field: ""})
+
+
+async def test_artifacts_that_are_not_json_are_the_environments_failure():
+    class Holder:
+        def artifacts(self):
+            return {"x": object()}
+
+    with pytest.raises(EnvironmentFailure, match="JSON"):
+        await collect_artifacts(Holder())

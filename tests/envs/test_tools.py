@@ -239,3 +239,13 @@ async def test_sync_tools_of_two_episodes_run_at_once():
 
 async def test_a_long_reply_is_cut_and_says_so():
     assert await call("shout", max_characters=10) == "x" * 10 + "\n(cut: 5000 characters)"
+
+
+async def test_a_tool_that_leaks_a_stop_iteration_fails_at_once():
+    class Leaky:
+        def look(self) -> str:
+            """Look."""
+            return next(iter(()))
+
+    with pytest.raises(EnvironmentFailure, match="StopIteration"):
+        await call_tool(Leaky(), ToolCall(name="look"), timeout_seconds=60)
