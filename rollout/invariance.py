@@ -79,15 +79,21 @@ async def measure_invariance(checkpoint: Path, num_tokens: int) -> Invariance:
         num_tokens: Length of the conversation.
 
     Raises:
+        ValueError: `num_tokens` leaves no room to sample.
         EngineError: an engine did not come up, or died.
     """
     given = num_tokens // NUM_TURNS - SAMPLED_PER_TURN
+    if given < 1:
+        raise ValueError(
+            f"num_tokens = {num_tokens} is too short: at least "
+            f"{NUM_TURNS * (SAMPLED_PER_TURN + 1)} tokens"
+        )
     engine = await VllmEngine.start(checkpoint, _config(num_tokens, LARGE_STEP))
     try:
         alone = await hold_conversation(engine, 0, given)
         together, *_ = await asyncio.gather(
             hold_conversation(engine, 0, given),
-            *(hold_conversation(engine, i, given - 13 * i) for i in range(1, COMPANY + 1)),
+            *(hold_conversation(engine, i, max(1, given - 13 * i)) for i in range(1, COMPANY + 1)),
         )
         at_once = await engine.score(alone.token_ids.tolist())
     finally:

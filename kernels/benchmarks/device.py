@@ -23,6 +23,7 @@ from kernels.benchmarks.table import Ceilings, Row, Unit, format_table
 from kernels.benchmarks.timing import Function, announce, there_and_back
 from kernels.delta_attention import delta_attention
 from kernels.gated_norm import gated_norm
+from kernels.routed_experts import combine, dispatch, plan_dispatch
 from kernels.short_conv import short_conv
 from kernels.situ_glu import situ_glu
 from kernels.token_logprobs import token_logprobs
@@ -43,6 +44,8 @@ HIDDEN = 2_048
 VOCABULARY = 163_840
 MAX_LOGIT_ROWS = 8_192
 """Most tokens for which rivals may hold all logits."""
+NUM_EXPERTS = 64
+NUM_CHOSEN = 4
 NUM_CANDIDATES = 8
 """Candidates of one attention residual."""
 
@@ -66,7 +69,17 @@ class Workload:
 def measure() -> Iterator[Row]:
     """Measure every operation at every length, ours and its rivals one after the other."""
     started = time.monotonic()
-    makers = (delta_forward, delta_training, delta_decode, scores, conv, norm, situ, residual)
+    makers = (
+        delta_forward,
+        delta_training,
+        delta_decode,
+        scores,
+        conv,
+        norm,
+        situ,
+        residual,
+        experts,
+    )
     sizes = ((1, 64, 1_024) if maker is delta_decode else LENGTHS for maker in makers)
     jobs = [(maker, size) for maker, each in zip(makers, sizes, strict=True) for size in each]
     for maker, size in jobs:
@@ -218,6 +231,21 @@ def residual(num_tokens: int) -> Workload:
     ours, theirs = (there_and_back(f, *inputs) for f in (mix, _compiled(plain.residual)))
     passes = 3 * NUM_CANDIDATES + 2
     return _streaming("attention_residual", inputs[-1], passes, ours, theirs)
+
+
+def experts(num_tokens: int) -> Workload:
+    """Rows to A experts and back: 2 + 2A forward, 2 + 3A in the gradients."""
+    x, weights = _normal(num_tokens, HIDDEN), _normal(num_tokens, NUM_CHOSEN).sigmoid()
+    chosen = _normal(num_tokens, NUM_EXPERTS).topk(NUM_CHOSEN, dim=1).indices
+    plan = plan_dispatch(chosen, NUM_EXPERTS)
+
+    def travel(x: Tensor, weights: Tensor) -> Tensor:
+        return combine(dispatch(x, plan), weights, plan)
+
+    places = {"choice_of_row": plan.choice_of_row, "row_of_choice": plan.row_of_choice}
+    theirs = there_and_back(partial(_compiled(plain.round_trip), **places), x, weights)
+    ours = there_and_back(travel, x, weights)
+    return _streaming("routed_experts", x, 4 + 5 * NUM_CHOSEN, ours, theirs)
 
 
 def _streaming(op: str, x: Tensor, passes: int, ours: Run, compiled: Run) -> Workload:

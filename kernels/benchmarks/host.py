@@ -20,6 +20,7 @@ from kernels.delta_attention import delta_attention
 from kernels.delta_attention.reference import delta_recurrent, delta_step
 from kernels.delta_attention.replay import ReplayState, delta_attention_replay
 from kernels.gated_norm import gated_norm
+from kernels.routed_experts import combine, dispatch, grouped_linear, plan_dispatch
 from kernels.short_conv import short_conv
 from kernels.situ_glu import situ_glu
 from kernels.token_logprobs import token_logprobs
@@ -33,6 +34,9 @@ WIDTH = 128
 NUM_HEADS = 4
 HEAD_WIDTH = 32
 VOCABULARY = 1024
+NUM_EXPERTS = 8
+NUM_CHOSEN = 2
+LATENT_WIDTH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +164,7 @@ def _rivals() -> dict[str, _Rivals]:
     rows, heads = (NUM_TOKENS, WIDTH), (NUM_TOKENS, NUM_HEADS, HEAD_WIDTH)
     targets = torch.randint(VOCABULARY, (NUM_TOKENS,), generator=draw)
     bounds = torch.tensor([0, NUM_TOKENS])
+    chosen = normal(NUM_TOKENS, NUM_EXPERTS).topk(NUM_CHOSEN, dim=1).indices
     return {
         "short_conv": _Rivals(
             partial(short_conv, cu_seqlens=bounds),
@@ -181,12 +186,27 @@ def _rivals() -> dict[str, _Rivals]:
             plain.residual,
             (normal(WIDTH), normal(WIDTH), *(normal(*rows) for _ in range(3))),
         ),
+        "routed_experts": _Rivals(
+            partial(_routed, chosen=chosen),
+            partial(plain.experts, chosen=chosen),
+            (
+                normal(NUM_TOKENS, LATENT_WIDTH),
+                normal(NUM_TOKENS, NUM_CHOSEN).sigmoid(),
+                normal(NUM_EXPERTS, LATENT_WIDTH, LATENT_WIDTH),
+            ),
+        ),
         "token_logprobs": _Rivals(
             partial(token_logprobs, targets=targets),
             partial(plain.logprobs, targets=targets),
             (normal(*rows), normal(VOCABULARY, WIDTH)),
         ),
     }
+
+
+def _routed(x: Tensor, weights: Tensor, matrices: Tensor, chosen: Tensor) -> Tensor:
+    plan = plan_dispatch(chosen, len(matrices))
+    rows = grouped_linear(dispatch(x, plan), matrices.unbind(), plan)
+    return combine(rows, weights, plan)
 
 
 def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:

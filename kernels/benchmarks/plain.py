@@ -51,3 +51,29 @@ def logprobs(
     """See `kernels.token_logprobs`: all logits at once."""
     logp = (hidden @ head.T).float().log_softmax(dim=-1)
     return logp.gather(1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(dim=-1)
+
+
+def experts(
+    x: Float[Tensor, "T X"],
+    weights: Float[Tensor, "T A"],
+    matrices: Float[Tensor, "E Y X"],
+    chosen: Int[Tensor, "T A"],
+) -> Float[Tensor, "T Y"]:
+    """See `kernels.routed_experts`: each expert looks for its tokens."""
+    total = x.new_zeros(len(x), matrices.shape[1])
+    for expert, matrix in enumerate(matrices):
+        tokens, choices = (chosen == expert).nonzero(as_tuple=True)
+        given = x[tokens] @ matrix.T * weights[tokens, choices, None]
+        total = total.index_add(0, tokens, given)
+    return total
+
+
+def round_trip(
+    x: Float[Tensor, "T X"],
+    weights: Float[Tensor, "T A"],
+    choice_of_row: Int[Tensor, " N"],
+    row_of_choice: Int[Tensor, "T A"],
+) -> Float[Tensor, "T X"]:
+    """See `kernels.routed_experts`: dispatch and combination, with nothing in between."""
+    rows = x[choice_of_row // weights.shape[1]]
+    return (rows[row_of_choice] * weights[..., None]).sum(dim=1)
