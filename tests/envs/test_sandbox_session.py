@@ -13,7 +13,7 @@ import pytest
 from envs.sandboxes import bubblewrap, docker, registry, sandlock
 from envs.sandboxes.docker import Docker
 from envs.sandboxes.lease import list_leases, open_lease
-from envs.sandboxes.protocol import SandboxError, SandboxLimits, WorkspaceError
+from envs.sandboxes.protocol import WORKSPACE, SandboxError, SandboxLimits, WorkspaceError
 from envs.sandboxes.session import Confinement, start_guest
 
 LIMITS = SandboxLimits(wall_seconds=30.0, cpu_seconds=5)
@@ -70,7 +70,7 @@ async def test_files_go_in_and_out(sandbox):
     content = bytes(range(256)) * 400
     await sandbox.write("deep/er/data.bin", content)
     assert await sandbox.read("deep/er/data.bin") == content
-    assert await sandbox.read("/work/deep/er/data.bin") == content
+    assert await sandbox.read(f"{WORKSPACE}/deep/er/data.bin") == content
     assert (await sandbox.exec(["wc", "-c", "deep/er/data.bin"])).stdout.split()[0] == b"102400"
     await sandbox.exec(["sh", "-c", "echo two > new.txt"])
     assert await sandbox.read("./new.txt") == b"two\n"
