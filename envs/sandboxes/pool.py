@@ -1,16 +1,19 @@
 """Sandboxes started ahead of time: whoever needs one does not wait for it.
 
 A sandbox is handed out once and never comes back: what an episode did in it ends with it. The
-pool refills in the background.
+pool refills in the background, and removes what crashed owners left.
 """
 
 import asyncio
+import time
 from collections import deque
 
 from envs.sandboxes.lease import DEFAULT_TTL_SECONDS, reap
 from envs.sandboxes.protocol import Backend, Sandbox, SandboxError, SandboxLimits
 from envs.sandboxes.registry import start_sandbox
 
+REAP_SECONDS = 30.0
+"""Between two looks for sandboxes that nobody holds any more."""
 OWNER = "pool"
 """Of sandboxes that wait."""
 
@@ -33,6 +36,7 @@ class SandboxPool:
         self._limits = limits or SandboxLimits()
         self._backend = backend
         self._ready: deque[Sandbox] = deque()
+        self._reaped = time.monotonic()
         self._refill: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "SandboxPool":
@@ -99,6 +103,9 @@ class SandboxPool:
     async def _refill_quietly(self) -> None:
         """Refill; a failure shows where the next sandbox is started for somebody who waits."""
         try:
+            if time.monotonic() - self._reaped >= REAP_SECONDS:
+                self._reaped = time.monotonic()
+                await asyncio.to_thread(reap)
             await self._fill()
         except SandboxError:
             return

@@ -6,6 +6,7 @@ not confine.
 """
 
 import asyncio
+import os
 from weakref import WeakKeyDictionary
 
 from envs.registry import load_named
@@ -17,6 +18,7 @@ DEFAULTS = ("envs.sandboxes.bubblewrap:BACKEND", "envs.sandboxes.sandlock:BACKEN
 """In this order; named by path, so that they are there before anything is installed."""
 
 _CHOICES: dict[tuple[str, ...], Backend] = {}
+_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 _CHOOSING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
@@ -80,4 +82,8 @@ async def start_sandbox(
         SandboxError: it does not start.
     """
     backend = backend or await choose_backend()
-    return await backend.start(limits or SandboxLimits(), open_lease(owner, ttl_seconds))
+    # A crowd that starts at once would take turns on the cores until each of them is late.
+    most = 2 * (os.cpu_count() or 1)
+    slots = _STARTING.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
+    async with slots:
+        return await backend.start(limits or SandboxLimits(), open_lease(owner, ttl_seconds))
