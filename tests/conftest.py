@@ -12,6 +12,8 @@ import pytest
 os.environ |= {
     # Two cores are enough: one thread per process keeps tests that start engines from fighting.
     "OMP_NUM_THREADS": "1",
+    # As in engines: the bits of a matrix product's row do not depend on the number of rows.
+    "MKL_CBWR": "AUTO,STRICT",
     "TOKENIZERS_PARALLELISM": "false",
     # No model, data set or usage report goes over the network.
     "HF_HUB_OFFLINE": "1",
