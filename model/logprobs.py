@@ -2,6 +2,14 @@
 
 Index t of everything in Limosa describes token t. A decoder's hidden state t predicts token t + 1;
 here, and nowhere else, the two meet.
+
+In float32 on a CPU the log-probabilities are those of the engine bit for bit, for tokens that it
+sampled under the same weights, where
+
+- the process began under `kernels.rows.SAME_ROWS`, as the engine's did,
+- the experts are replayed (or chosen anew, for equal scores choose alike), and
+- one tile of `token_logprobs` holds the vocabulary: up to 2,048 tokens; beyond, the sum over the
+  vocabulary is taken in another order than the sampler's.
 """
 
 from typing import Protocol, runtime_checkable
@@ -10,6 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from kernels.lane import lane_of
+from kernels.rows import ROW_STEP
 from kernels.token_logprobs import token_logprobs
 from model.decoder import Decoder
 from model.mixer import PackedMixer
@@ -53,7 +63,7 @@ def sequence_logprobs(
         nats. Both are 0 at each sequence's first token and where `scored` is False. Gradients
         flow.
     """
-    hidden = policy.model.run(token_ids, PackedMixer(cu_seqlens), expert_ids).hidden
+    hidden = _hidden(policy, token_ids, cu_seqlens, expert_ids)
     wanted = torch.ones_like(token_ids, dtype=torch.bool) if scored is None else scored.clone()
     wanted[cu_seqlens[:-1].long()] = False
     positions = wanted.nonzero().squeeze(1)
@@ -68,3 +78,25 @@ def sequence_logprobs(
     )
     logprobs, entropy = (x.new_zeros(len(token_ids)).index_copy(0, positions, x) for x in values)
     return logprobs, entropy
+
+
+def _hidden(
+    policy: CausalDecoder,
+    token_ids: Int[Tensor, " T"],
+    cu_seqlens: Int[Tensor, " S1"],
+    expert_ids: Int[Tensor, "T L A"] | None,
+) -> Float[Tensor, "T D"]:
+    """Run the decoder, in the engine's numbers of rows where it gives the engine's bits.
+
+    What fills up is one more sequence of the pack's own tokens, so that a balancer, which counts
+    the scores of all rows, counts none that the pack would not have.
+    """
+    num_tokens = len(token_ids)
+    missing = -num_tokens % ROW_STEP
+    if missing and lane_of(policy.lm_head.weight) == "cpu":
+        rows = torch.arange(num_tokens + missing) % num_tokens
+        token_ids = token_ids[rows]
+        expert_ids = None if expert_ids is None else expert_ids[rows]
+        cu_seqlens = torch.cat([cu_seqlens, cu_seqlens.new_tensor([len(rows)])])
+    output = policy.model.run(token_ids, PackedMixer(cu_seqlens), expert_ids)
+    return output.hidden[:num_tokens]

@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from kernels.delta_attention import delta_attention
+from kernels.lane import lane_of
+from kernels.latent_attention import packed_latent_attention
 
 if TYPE_CHECKING:
     from model.delta_layer import KDALayer
@@ -51,8 +53,9 @@ class Mixer(Protocol):
 class PackedMixer:
     """Mixes whole sequences, packed behind each other, from an empty past.
 
-    Attention runs over all sequences at once: tokens are laid out as [S, longest sequence], where
-    causality hides the padding behind each sequence. The delta rule takes the pack as it is.
+    The delta rule takes the pack as it is. So does attention in float32 on a CPU, absorbed and with
+    the engine's loop, for the engine's bits. Elsewhere it runs over all sequences at once: tokens
+    are laid out as [S, longest sequence], where causality hides the padding behind each sequence.
     """
 
     def __init__(self, cu_seqlens: Int[Tensor, " S1"]) -> None:
@@ -108,7 +111,10 @@ class PackedMixer:
         q: Float[Tensor, "T H Q"],
         latent: Float[Tensor, "T R"],
     ) -> Float[Tensor, "T H V"]:
-        """See `Mixer`. Takes the form that needs fewer operations."""
+        """See `Mixer`. Without the engine's loop, takes the form that needs fewer operations."""
+        if lane_of(latent) == "cpu":
+            mixed = packed_latent_attention(layer.absorb(q), latent, self.cu_seqlens, layer.scale)
+            return layer.read_values(mixed)
         if layer.attends_cheaper_expanded:
             k, v = layer.expand(latent)
             # The fused attentions want one width; zeros beside a value are cut off again.

@@ -6,6 +6,7 @@ engines start, before anything is recorded, takes the folder away again.
 """
 
 import math
+import os
 import time
 import traceback
 from collections.abc import Coroutine, Iterator, Sequence
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from kernels.rows import SAME_ROWS
 from rl.check import require_ready
 from rl.checkpoint_files import check_checkpoint
 from rl.config import RunConfig
@@ -185,6 +187,7 @@ def require_startable(config: RunConfig) -> None:
 @contextmanager
 def _open_job(config: RunConfig, sources: Sources | None) -> Iterator[tuple[Run, Progress]]:
     """Open the run folder and the progress display; name the log in errors of the system."""
+    os.environ |= SAME_ROWS  # before the learner's first product: its bits are to be the engine's
     sources = sources or Sources()
     run = Run.create(config, sources.files, sources.overrides)
     try:

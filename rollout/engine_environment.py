@@ -4,6 +4,7 @@ Ray passes them to an engine's actor as `runtime_env["env_vars"]`; `VllmEngine.s
 its own process too, so that an engine outside Ray behaves alike.
 """
 
+from kernels.rows import SAME_ROWS
 from rollout.config import RolloutConfig
 
 
@@ -23,12 +24,9 @@ def engine_environment(config: RolloutConfig) -> dict[str, str]:
         # threads to cores would put them all on the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(config.engine_threads),
-        # A row of a matrix product gets the same bits however many rows there are; measured, it
-        # costs nothing. Without it, MKL's kernels for AVX2 depend on their number.
-        "MKL_CBWR": "AUTO,STRICT",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-    }
+    } | SAME_ROWS

@@ -1,20 +1,26 @@
-"""Does a token get the same bits from the engine whatever else the engine does?
+"""Does a token get the same bits from the engine whatever else it does, and from the learner?
 
 One conversation is held several times: alone, among others, and scored as one sequence by an engine
 that takes long prompts at once and by one that takes them in small pieces. Where all log-probs are
 equal bit for bit, a conversation can be continued identically after a crash.
+
+The forward of training scores it as well, packed behind another one. Where that is equal too,
+learner and engine are one policy: a token's ratio before the first update is 1 exactly.
 """
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float32, Int32
 
-from model.checkpoint import save
+from model.checkpoint import load, save
 from model.hybrid import build_model
+from model.logprobs import sequence_logprobs
 from model.presets import tiny
 from rollout.config import RolloutConfig
 from rollout.engine import Engine, SamplingConfig
@@ -42,11 +48,13 @@ class Invariance:
     """Sampled, against scored as one sequence."""
     in_pieces: int
     """Scored in large steps, against in small ones."""
+    trained: int
+    """Sampled, against scored by the forward of training."""
 
     @property
     def proven(self) -> int:
         """Context, tokens, up to which nothing differs."""
-        return min(self.in_company, self.rescored, self.in_pieces)
+        return min(self.in_company, self.rescored, self.in_pieces, self.trained)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,11 @@ class Played:
     token_ids: Int32[np.ndarray, " T"]
     logprobs: Float32[np.ndarray, " T"]
     """As sampled; NaN at tokens that were given."""
+
+    def tokens_before_difference_to(self, scores: Float32[np.ndarray, " T"]) -> int:
+        """Return the index of the first sampled token that is scored otherwise, or the length."""
+        given = np.isnan(self.logprobs)
+        return tokens_before_difference(self.logprobs, np.where(given, self.logprobs, scores))
 
 
 def engine_batch_invariant(num_tokens: int = 8192) -> int:
@@ -91,7 +104,7 @@ async def measure_invariance(checkpoint: Path, num_tokens: int) -> Invariance:
     engine = await VllmEngine.start(checkpoint, _config(num_tokens, LARGE_STEP))
     try:
         alone = await hold_conversation(engine, 0, given)
-        together, *_ = await asyncio.gather(
+        together, company, *_ = await asyncio.gather(
             hold_conversation(engine, 0, given),
             *(hold_conversation(engine, i, max(1, given - 13 * i)) for i in range(1, COMPANY + 1)),
         )
@@ -103,15 +116,17 @@ async def measure_invariance(checkpoint: Path, num_tokens: int) -> Invariance:
         in_pieces = await engine.score(alone.token_ids.tolist())
     finally:
         await engine.shutdown()
-    sampled = ~np.isnan(alone.logprobs)
+    # Last, for it loads numba (`kernels.lane.has_cpu_lane` says why that matters).
+    trained = score_in_training(checkpoint, [company, alone])[-1]
     return Invariance(
         num_tokens=len(alone.token_ids),
         in_company=min(
             tokens_before_difference(alone.token_ids, together.token_ids),
             tokens_before_difference(alone.logprobs, together.logprobs),
         ),
-        rescored=tokens_before_difference(np.where(sampled, alone.logprobs, at_once), at_once),
+        rescored=alone.tokens_before_difference_to(at_once),
         in_pieces=tokens_before_difference(at_once, in_pieces),
+        trained=alone.tokens_before_difference_to(trained),
     )
 
 
@@ -135,6 +150,23 @@ async def hold_conversation(engine: Engine, index: int, given_per_turn: int) -> 
         logprobs += [np.nan] * len(given) + generation.logprobs.tolist()
     await session.close()
     return Played(np.array(token_ids, dtype=np.int32), np.array(logprobs, dtype=np.float32))
+
+
+def score_in_training(
+    checkpoint: Path, conversations: Sequence[Played]
+) -> list[Float32[np.ndarray, " T"]]:
+    """Score conversations as the learner does: packed, with gradients, in this process.
+
+    Args:
+        checkpoint: Folder of the policy that sampled them.
+        conversations: At least one.
+    """
+    tokens = [torch.from_numpy(played.token_ids).long() for played in conversations]
+    lengths = [len(own) for own in tokens]
+    logprobs, _ = sequence_logprobs(
+        load(checkpoint), torch.cat(tokens), torch.tensor([0, *lengths]).cumsum(0)
+    )
+    return [own.numpy() for own in logprobs.detach().split(lengths)]
 
 
 def tokens_before_difference(one: np.ndarray, other: np.ndarray) -> int:

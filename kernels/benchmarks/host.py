@@ -19,6 +19,7 @@ from kernels.benchmarks.timing import Function, announce, take_turns, there_and_
 from kernels.delta_attention import delta_attention
 from kernels.delta_attention.reference import delta_recurrent, delta_step
 from kernels.delta_attention.replay import ReplayState, delta_attention_replay
+from kernels.delta_attention.segments import delta_chunked
 from kernels.gated_norm import gated_norm
 from kernels.routed_experts import combine, dispatch, grouped_linear, plan_dispatch
 from kernels.short_conv import short_conv
@@ -114,7 +115,8 @@ def is_replay_bitwise() -> bool:
     """Whether decoding by replay, token after token, gives the bits of the forward of training."""
     announce(f"delta_attention: {NUM_TOKENS} tokens decoded by replay")
     inputs = _delta_inputs(NUM_TOKENS)
-    expected = _chunked(*inputs)
+    q, k, v, g, beta = inputs
+    expected, _ = delta_attention(q, k, v, g, beta, torch.tensor([0, NUM_TOKENS]))
     state = ReplayState(torch.zeros(1, NUM_HEADS, HEAD_WIDTH, HEAD_WIDTH))
     one_token = torch.tensor([0, 1])
     decoded = [
@@ -210,7 +212,7 @@ def _routed(x: Tensor, weights: Tensor, matrices: Tensor, chosen: Tensor) -> Ten
 
 
 def _chunked(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-    return delta_attention(q, k, v, g, beta, torch.tensor([0, len(q)]))[0]
+    return delta_chunked(q, k, v, g, beta, torch.tensor([0, len(q)]))[0]
 
 
 def _recurrent(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ Per head, with state S [K, V] (S_0 = `initial_state`, or 0), for t = 1 .. T:
     o_t  = K^(-1/2) S_t^T q_t                      read, the current token included
 
 Sequences are packed behind each other. They are computed in chunks of 64 tokens, whose ends lie
-where the absolute position is a multiple of 64: where a sequence is split does not move them.
+where the absolute position is a multiple of 64: where a sequence is split does not move them. Only
+the forward in float32 on a CPU goes token by token, in the loop that the engine runs (`cached`):
+what the learner computes then has the bits that the engine recorded. Its backward is chunked.
 
 On a CPU a sequence gets the same bits whatever is packed beside it, and when it is split where a
 chunk ends; `replay` builds on that. Tested in float32 with one and with two threads.
@@ -76,11 +78,16 @@ def delta_attention(
         _check_state("initial_state", initial_state, shape, q)
         state = initial_state
     positions = _checked_starts(starts, len(bounds) - 1)
-    if lane_of(q) == "triton":
+    lane = lane_of(q)
+    if lane == "triton":
         from kernels.delta_attention.launch import TritonDeltaAttention
 
         return TritonDeltaAttention.apply(q, k, v, g, beta, cu_seqlens, state, starts)  # pyright: ignore[reportReturnType]  torch types apply as Any
     segments = list(plan_segments(bounds, positions, sizes["H"], q.device))
+    if lane == "cpu":
+        from kernels.delta_attention.cpu import LoopedDelta
+
+        return LoopedDelta.apply(q, k, v, g, beta, state, segments)  # pyright: ignore[reportReturnType]  torch types apply as Any
     return SegmentedDelta.apply(q, k, v, g, beta, state, segments)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 

@@ -1,12 +1,16 @@
-"""The delta rule on cached states as a compiled loop, float32: one token after another.
+"""The delta rule as a compiled loop, float32: one token after another, for engine and learner.
 
 The specification works on copies of the states, and gathering and scattering them is most of what
 a decode step of a small model costs; here they are read and written where they lie. Heads of a few
-dozen channels stay in the first-level cache, so that the loop is fast for long prompts too.
+dozen channels stay in the first-level cache, so that the loop is fast for long prompts too: faster
+than chunks, whose gain is in matrix products that a GPU has units for, and in the backward pass.
+
+Both callers run the one loop, so that the learner meets the bits that the engine recorded.
 """
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels.compiled import compiled
+from kernels.delta_attention.segments import Segment, SegmentedDelta
 
 if TYPE_CHECKING:
     from kernels.delta_attention.cached import CachedSequences
@@ -31,14 +36,58 @@ def cached_delta_attention(
     sequences: "CachedSequences",
 ) -> Float[Tensor, "T H V"]:
     """See `kernels.delta_attention.cached`."""
-    storage = torch.empty(0, dtype=states.dtype).set_(states.untyped_storage()).numpy()
-    state_starts = sequences.slots.numpy() * states.stride(0) + states.storage_offset()
     bounds = sequences.cu_seqlens.numpy().astype(np.int64)
     output = torch.empty(v.shape, dtype=v.dtype)
     inputs = tuple(x.contiguous().numpy() for x in (q, k, v, g, beta))
-    scale = np.float32(1.0 / math.sqrt(q.shape[2]))
-    _advance(inputs, scale, storage, state_starts, bounds, output.numpy())
+    _run(inputs, states, sequences.slots.numpy(), (bounds[:-1], bounds[1:]), output)
     return output
+
+
+class LoopedDelta(SegmentedDelta):
+    """The chunked form with another forward: the loop.
+
+    It keeps what the chunked forward keeps, the state that enters each segment, for the same
+    backward: gradients are those of the chunked form, which agree with the loop's to rounding.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch has no public type for it
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial_state: Tensor,
+        segments: Sequence[Segment],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the loop over each segment's tokens; keep the states that enter it."""
+        inputs = tuple(x.contiguous().numpy() for x in (q, k, v, g, beta))
+        output = torch.empty(v.shape, dtype=v.dtype)
+        states = initial_state.clone(memory_format=torch.contiguous_format)
+        entering: list[Tensor] = []
+        for segment in segments:
+            entering.append(states[segment.sequences].flatten(0, 1))
+            starts, stops = np.array(segment.spans).T
+            _run(inputs, states, np.array(segment.sequences), (starts, stops), output)
+        ctx.save_for_backward(q, k, v, g, beta, *entering)
+        ctx.segments = segments
+        return output, states
+
+
+def _run(
+    inputs: tuple[np.ndarray, ...],
+    states: Float[Tensor, "N H K V"],
+    slots: np.ndarray,
+    spans: tuple[np.ndarray, np.ndarray],
+    output: Float[Tensor, "T H V"],
+) -> None:
+    """Advance the states at `slots` by their tokens, from the first to the last of each span."""
+    storage = torch.empty(0, dtype=states.dtype).set_(states.untyped_storage()).numpy()
+    state_starts = slots * states.stride(0) + states.storage_offset()
+    starts, stops = (np.ascontiguousarray(bounds) for bounds in spans)
+    scale = np.float32(1.0 / math.sqrt(inputs[0].shape[2]))
+    _advance(inputs, scale, storage, state_starts, starts, stops, output.numpy())
 
 
 @compiled
@@ -87,7 +136,8 @@ def _advance(
     scale: np.float32,
     storage: np.ndarray,
     state_starts: np.ndarray,
-    bounds: np.ndarray,
+    starts: np.ndarray,
+    stops: np.ndarray,
     output: np.ndarray,
 ) -> None:
     """Run the recurrence for each sequence and head on its state in `storage`."""
@@ -101,7 +151,7 @@ def _advance(
         for h in range(num_heads):
             start = state_starts[b] + h * size
             state = storage[start : start + size].reshape(key_width, value_width)
-            for t in range(bounds[b], bounds[b + 1]):
+            for t in range(starts[b], stops[b]):
                 _forget(k, g, t, h, state, correction)
                 for j in range(value_width):
                     correction[j] = beta[t, h] * (v[t, h, j] - correction[j])

@@ -42,6 +42,9 @@ class Segment:
     """Token in each row: chunks by number, then by sequence. T, no token, behind a chunk's last."""
     padding: Int[Tensor, " X"]
     """Rows without a token."""
+    spans: Sequence[tuple[int, int]]
+    """Per sequence: first token of it that lies in the segment, and the token behind the last; none
+    where the sequence has ended before."""
     is_first: bool
     """Whether its sequences start in it."""
     is_last: bool
@@ -86,9 +89,16 @@ def plan_segments(
                 alive=[len(piece) for piece in pieces],
                 tokens=tokens,
                 padding=(tokens == bounds[-1]).nonzero().squeeze(1),
+                spans=[_span(chunks[row], numbers) for row in rows],
                 is_first=first == 0,
                 is_last=numbers.stop == longest,
             )
+
+
+def _span(ends: Sequence[int], numbers: range) -> tuple[int, int]:
+    """Return the tokens of a sequence's chunks of these numbers; `ends` are its chunks' bounds."""
+    last = len(ends) - 1
+    return ends[min(numbers.start, last)], ends[min(numbers.stop, last)]
 
 
 def _rows(chunks: list[list[int]], num_tokens: int) -> Int[Tensor, " P*C"]:
@@ -159,6 +169,29 @@ class SegmentedDelta(torch.autograd.Function):
             if segment.is_first:
                 initial_grad[segment.sequences] = state_grad.unflatten(0, (-1, num_heads))
         return *(grad[:-1] for grad in input_grads), initial_grad, None
+
+
+def delta_chunked(
+    q: Float[Tensor, "T H K"],
+    k: Float[Tensor, "T H K"],
+    v: Float[Tensor, "T H V"],
+    g: Float[Tensor, "T H K"],
+    beta: Float[Tensor, "T H"],
+    cu_seqlens: Int[Tensor, " S1"],
+    initial_state: Float[Tensor, "S H K V"] | None = None,
+    starts: Int[Tensor, " S"] | None = None,
+) -> tuple[Float[Tensor, "T H V"], Float[Tensor, "S H K V"]]:
+    """Run forward and backward in chunks, whatever the lane; see `kernels.delta_attention`.
+
+    The tensors are taken as they come: `delta_attention` is where they are checked.
+    """
+    bounds: list[int] = cu_seqlens.tolist()
+    if initial_state is None:
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        initial_state = q.new_zeros(len(bounds) - 1, *k.shape[1:], v.shape[-1], dtype=dtype)
+    positions = None if starts is None else starts.tolist()
+    segments = list(plan_segments(bounds, positions, q.shape[1], q.device))
+    return SegmentedDelta.apply(q, k, v, g, beta, initial_state, segments)  # pyright: ignore[reportReturnType]  torch types apply as Any
 
 
 @dataclass(frozen=True, slots=True)

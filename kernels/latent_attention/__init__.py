@@ -12,7 +12,8 @@ keys side by side, and the weighted sum reads a value's channels side by side.
 
 The CPU form adds everything up in one order, whatever the batch. A token's output depends, bit for
 bit, on its sequence alone: neither on what else is in the batch, nor on how a prompt is split, nor
-on which pages hold it.
+on which pages hold it. The learner's whole sequences, without a cache and with a gradient, go
+through the same loop (`packed_latent_attention`) and get the same bits.
 """
 
 from dataclasses import dataclass
@@ -74,6 +75,32 @@ def paged_latent_attention(
 
         return cpu.paged_latent_attention(q, latent, pages, batch, scale)
     return reference.paged_latent_attention(q, latent, pages, batch, scale)
+
+
+def packed_latent_attention(
+    q: Float[Tensor, "T H R"],
+    latent: Float[Tensor, "T R"],
+    cu_seqlens: Int[Tensor, " S1"],
+    scale: float,
+) -> Float[Tensor, "T H R"]:
+    """Attend causally inside each packed sequence, differentiably.
+
+    Args:
+        q: Queries.
+        latent: Latents.
+        cu_seqlens: Start of each sequence, and T at the end.
+        scale: Multiplies the scores.
+
+    Raises:
+        ValueError: a shape, type, device or stride does not fit, or the pack's bounds do not.
+    """
+    sizes = check_tensors(OP, {"q": (q, "T H R"), "latent": (latent, "T R")})
+    bounds = check_cu_seqlens(OP, cu_seqlens, sizes["T"])
+    if lane_of(q) == "cpu":
+        from kernels.latent_attention import cpu
+
+        return cpu.PackedAttention.apply(q, latent, bounds, scale)  # pyright: ignore[reportReturnType]  torch types apply as Any
+    return reference.packed_latent_attention(q, latent, bounds, scale)
 
 
 def _check_batch(batch: PagedBatch, sizes: dict[str, int]) -> None:

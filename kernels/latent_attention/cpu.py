@@ -10,20 +10,30 @@ Every sum has one order, so a row's bits do not depend on the rows beside it. Ro
 `GROUP`, tokens in blocks of `BLOCK`, so that one read of a tile serves many. The inner loops run
 over the keys of a tile or the channels of a value, which lie side by side in a page: they become
 vector instructions.
+
+The learner runs the same loop over whole sequences, for the engine's bits. Its backward is that of
+PyTorch's fused attention, which wants the output and l = m + log w of each row:
+
+    p_j = exp(s_j - l),   ds_j = p_j (do . c_j - do . o)
+    dq = scale sum_j ds_j c_j,   dc_j = sum over rows of p_j do + scale ds_j q
 """
 
+import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from kernels.compiled import compiled
 from kernels.latent_attention.reference import TILE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kernels.latent_attention import PagedBatch
 
 GROUP = 4
@@ -46,25 +56,108 @@ def paged_latent_attention(
     scale: float,
 ) -> Float[Tensor, "T H R"]:
     """See `kernels.latent_attention`."""
-    storage = torch.empty(0, dtype=pages.dtype).set_(pages.untyped_storage()).numpy()
     table = batch.page_table.numpy().astype(np.int64)
-    page_starts = table * int(pages.stride(0)) + int(pages.storage_offset())
-    page_tokens = pages.shape[1] // (2 * latent.shape[1])
     bounds = batch.cu_seqlens.numpy().astype(np.int64)
     past = batch.lengths.numpy() - (bounds[1:] - bounds[:-1])
+    output, _ = _run(q, latent, pages, table, (bounds, past), scale)
+    return output
+
+
+class PackedAttention(torch.autograd.Function):
+    """See `kernels.latent_attention.packed_latent_attention`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401  torch has no public type for it
+        q: Tensor,
+        latent: Tensor,
+        bounds: "Sequence[int]",
+        scale: float,
+    ) -> Tensor:
+        """Lay the sequences out in pages of one tile, and run the engine's loop."""
+        counts = np.array([-(-(b - a) // TILE) for a, b in itertools.pairwise(bounds)])
+        first = counts.cumsum() - counts
+        table = first[:, None] + np.arange(counts.max())  # behind its last, another sequence's
+        pages = torch.empty(int(counts.sum()), 2 * latent.shape[1] * TILE)
+        spans = np.array(bounds), np.zeros(len(counts), np.int64)
+        output, log_totals = _run(q, latent, pages, table, spans, scale)
+        ctx.save_for_backward(q, latent, output, log_totals)
+        ctx.bounds, ctx.scale = bounds, scale
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  the decorator hides ctx
+        ctx: Any,  # noqa: ANN401  torch has no public type for it
+        *grads: Tensor,
+    ) -> tuple[Tensor, Tensor, None, None]:
+        """Differentiate sequence by sequence: the latent is key and value of every head."""
+        q, latent, output, log_totals = ctx.saved_tensors
+        q_grad, latent_grad = torch.empty_like(q), torch.empty_like(latent)
+        for start, stop in itertools.pairwise(ctx.bounds):
+            rows = slice(start, stop)
+            keys = latent[rows].expand(1, q.shape[1], -1, -1)
+            pulled, key_grad, value_grad = (
+                # What `scaled_dot_product_attention` runs; there is no public way to give it l.
+                torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                    _by_head(grads[0][rows]),
+                    _by_head(q[rows]),
+                    keys,
+                    keys,
+                    _by_head(output[rows]),
+                    _by_head(log_totals[rows]),
+                    dropout_p=0.0,
+                    is_causal=True,
+                    scale=ctx.scale,
+                )
+            )
+            q_grad[rows] = pulled[0].transpose(0, 1)
+            latent_grad[rows] = key_grad[0].sum(dim=0).add_(value_grad[0].sum(dim=0))
+        return q_grad, latent_grad, None, None
+
+
+def _by_head(rows: Float[Tensor, "T H *R"]) -> Float[Tensor, "1 H T *R"]:
+    """View a sequence as a batch of one, heads outside."""
+    return rows.transpose(0, 1).unsqueeze(0)
+
+
+def _run(
+    q: Float[Tensor, "T H R"],
+    latent: Float[Tensor, "T R"],
+    pages: Float[Tensor, "N X"],
+    table: np.ndarray,
+    spans: tuple[np.ndarray, np.ndarray],
+    scale: float,
+) -> tuple[Float[Tensor, "T H R"], Float[Tensor, "T H"]]:
+    """Write latents and attend.
+
+    Args:
+        q: Queries of the new tokens.
+        latent: Latents of the new tokens.
+        pages: Of all sequences.
+        table: Pages of each sequence [B, M].
+        spans: Bounds of the sequences' new tokens [B + 1], and the tokens before them [B], int64.
+        scale: Multiplies the scores.
+
+    Returns:
+        Outputs, and l = m + log w of each row.
+    """
+    storage = torch.empty(0, dtype=pages.dtype).set_(pages.untyped_storage()).numpy()
+    page_starts = table * int(pages.stride(0)) + int(pages.storage_offset())
+    page_tokens = pages.shape[1] // (2 * latent.shape[1])
     output = torch.empty(q.shape, dtype=q.dtype)
-    _write(latent.contiguous().numpy(), storage, page_starts, page_tokens, bounds, past)
+    log_totals = torch.empty(q.shape[:2], dtype=q.dtype)
+    _write(latent.contiguous().numpy(), storage, page_starts, page_tokens, *spans)
     _attend(
         q.contiguous().numpy(),
         np.float32(scale),
         storage,
         page_starts,
         page_tokens,
-        bounds,
-        past,
-        output.numpy(),
+        *spans,
+        (output.numpy(), log_totals.numpy()),
     )
-    return output
+    return output, log_totals
 
 
 @compiled
@@ -238,9 +331,12 @@ def _meet(
 
 
 @compiled
-def _finish(state: tuple[np.ndarray, ...], start: int, stop: int, output: np.ndarray) -> None:
-    """Divide the weighted sums of a block by the sums of its weights."""
-    queries, _, totals, sums = state
+def _finish(
+    state: tuple[np.ndarray, ...], start: int, stop: int, results: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Divide the weighted sums of a block by the sums of its weights; keep the latter's logs."""
+    queries, highest, totals, sums = state
+    output, log_totals = results
     _, num_heads, rank = output.shape
     rows_per_token = len(queries) // BLOCK
     for t in range(start, stop):
@@ -251,6 +347,7 @@ def _finish(state: tuple[np.ndarray, ...], start: int, stop: int, output: np.nda
                 total += totals[row, j]
             for r in range(rank):
                 output[t, h, r] = sums[row, r] / total
+            log_totals[t, h] = highest[row] + np.log(total)
 
 
 @compiled
@@ -262,9 +359,9 @@ def _attend(
     page_tokens: int,
     bounds: np.ndarray,
     past: np.ndarray,
-    output: np.ndarray,
+    results: tuple[np.ndarray, np.ndarray],
 ) -> None:
-    """Attend from every new token, block by block."""
+    """Attend from every new token, block by block; fill outputs and logarithms of totals."""
     _, num_heads, rank = q.shape
     rows_per_token = -(-num_heads // GROUP) * GROUP
     rows = BLOCK * rows_per_token
@@ -297,4 +394,4 @@ def _attend(
                     top = (token - first) * rows_per_token
                     for row in range(top, top + rows_per_token, GROUP):
                         _meet(keys, values, seen, row, state, scratch)
-            _finish(state, start, stop, output)
+            _finish(state, start, stop, results)

@@ -1,6 +1,7 @@
-"""Paged latent attention as it is written: each sequence's latents gathered, then a softmax."""
+"""Latent attention as it is written: each sequence's latents, gathered, and a softmax."""
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,11 +35,30 @@ def paged_latent_attention(
         pages[page[new, None], key_at[new]] = latent[start:stop]
         pages[page[new, None], value_at[new]] = latent[start:stop]
         keys, values = pages[page[:, None], key_at], pages[page[:, None], value_at]
-        scores = scale * torch.einsum("thr,jr->thj", q[start:stop], keys)
-        later = position > position[new, None]
-        weights = scores.masked_fill(later[:, None], -torch.inf).softmax(dim=-1)
-        output[start:stop] = torch.einsum("thj,jr->thr", weights, values)
+        output[start:stop] = _attend(q[start:stop], keys, values, scale)
     return output
+
+
+def packed_latent_attention(
+    q: Float[Tensor, "T H R"], latent: Float[Tensor, "T R"], bounds: Sequence[int], scale: float
+) -> Float[Tensor, "T H R"]:
+    """See `kernels.latent_attention`; `bounds` are the numbers of `cu_seqlens`."""
+    sequences = [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
+    return torch.cat([_attend(q[rows], latent[rows], latent[rows], scale) for rows in sequences])
+
+
+def _attend(
+    q: Float[Tensor, "T H R"],
+    keys: Float[Tensor, "J R"],
+    values: Float[Tensor, "J R"],
+    scale: float,
+) -> Float[Tensor, "T H R"]:
+    """Attend from the last T of a sequence's J tokens."""
+    scores = scale * torch.einsum("thr,jr->thj", q, keys)
+    position = torch.arange(len(keys), device=q.device)
+    later = position > position[len(keys) - len(q) :, None]
+    weights = scores.masked_fill(later[:, None], -torch.inf).softmax(dim=-1)
+    return torch.einsum("thj,jr->thr", weights, values)
 
 
 def _places(

@@ -2,6 +2,10 @@
 
 The vocabulary is the outer loop: a block of the head, and of its gradient, is fetched once for all
 rows.
+
+Where one tile holds the whole vocabulary, the forward takes the steps that a sampler takes, in its
+order: the logits, divided by the temperature, and `log_softmax` over each row. On a CPU in float32
+the log-probabilities then have the sampler's bits.
 """
 
 from collections.abc import Iterator
@@ -10,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import log_softmax
 
 from kernels.precision import widen
 
@@ -30,14 +35,10 @@ class TiledTokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
-        """Run over the vocabulary with running sums per row."""
-        cooled = widen(hidden) / temperature
-        sums = RunningSums(len(targets), like=cooled)
-        for columns in slices(len(head_weight), COLUMNS):
-            block = widen(head_weight[columns])
-            for rows in slices(len(targets), ROWS):
-                sums.add(rows, cooled[rows] @ block.T, targets[rows] - columns.start)
-        logprobs, entropy, log_normalizer = sums.results()
+        """Take whole rows if a tile holds them, else run over the vocabulary."""
+        score = score_whole if len(head_weight) <= COLUMNS else score_in_tiles
+        scores = score(widen(hidden), head_weight, targets, temperature)
+        logprobs, entropy, log_normalizer = scores
         ctx.save_for_backward(hidden, head_weight, targets, entropy, log_normalizer)
         ctx.temperature = temperature
         return logprobs, entropy
@@ -71,6 +72,40 @@ class TiledTokenLogprobs(torch.autograd.Function):
                 block_grad.addmm_(logits_grad.T, cooled[rows])
             weight_grad[columns] = block_grad
         return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None
+
+
+def score_whole(
+    hidden: Float[Tensor, "T D"],
+    head_weight: Float[Tensor, "W D"],
+    targets: Int[Tensor, " T"],
+    temperature: float,
+) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"], Float[Tensor, " T"]]:
+    """Score each row as a sampler does; see `RunningSums.results` for what is returned."""
+    head = widen(head_weight).T
+    logprobs, entropy, log_normalizer = hidden.new_empty(3, len(targets)).unbind()
+    for rows in slices(len(targets), ROWS):
+        logits = (hidden[rows] @ head).div_(temperature)
+        logp = log_softmax(logits, dim=1)
+        logprobs[rows] = logp.gather(1, targets[rows, None].long()).squeeze(1)
+        log_normalizer[rows] = logits.amax(dim=1) - logp.amax(dim=1)
+        entropy[rows] = -logp.mul(logp.exp()).sum(dim=1)
+    return logprobs, entropy, log_normalizer
+
+
+def score_in_tiles(
+    hidden: Float[Tensor, "T D"],
+    head_weight: Float[Tensor, "W D"],
+    targets: Int[Tensor, " T"],
+    temperature: float,
+) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"], Float[Tensor, " T"]]:
+    """Run over the vocabulary with running sums per row; returns `RunningSums.results`."""
+    cooled = hidden / temperature
+    sums = RunningSums(len(targets), like=cooled)
+    for columns in slices(len(head_weight), COLUMNS):
+        block = widen(head_weight[columns])
+        for rows in slices(len(targets), ROWS):
+            sums.add(rows, cooled[rows] @ block.T, targets[rows] - columns.start)
+    return sums.results()
 
 
 class RunningSums:

@@ -10,6 +10,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.mamba_utils import get_temporal_copy_spec
 from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 
+from kernels.rows import ROW_STEP
 from model.config import ModelConfig
 from model.decoder import Decoder
 from model.vllm_plugin.cache_shape import page_shapes
@@ -19,9 +20,6 @@ from model.vllm_plugin.workarounds import apply_workarounds
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-ROW_STEP = 32
-"""Rows of a forward are a multiple of this."""
 
 
 def _shape_of(vllm_config: VllmConfig) -> ModelConfig:
@@ -122,11 +120,6 @@ class VllmDecoder(nn.Module, HasInnerState, IsHybrid):
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """Append zeros up to a multiple of ROW_STEP: a token's bits must not depend on its batch.
-
-    Matrix products give each row the same bits from `kernels.rows.MIN_ROWS` on. PyTorch's
-    element-wise functions compute the last numbers of a tensor, those beyond a multiple of 32, in
-    another way.
-    """
+    """Append zeros up to a multiple of ROW_STEP: a token's bits must not depend on its batch."""
     missing = -len(rows) % ROW_STEP
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows

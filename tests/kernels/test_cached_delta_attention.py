@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from kernels.delta_attention import delta_attention
 from kernels.delta_attention.cached import CachedSequences, cached_delta_attention
 from kernels.delta_attention.reference import delta_step
+from kernels.delta_attention.segments import delta_chunked
 
 HEADS, WIDTH, VALUES = 2, 16, 24
 
@@ -73,6 +75,27 @@ def test_a_sequence_has_the_same_bits_however_it_is_split_and_whatever_runs_besi
         start += length
     assert start == 300
     assert torch.equal(states[1], whole[1])
+
+
+def test_training_meets_the_bits_of_the_cached_loop_and_the_gradients_of_the_chunks():
+    generator = torch.Generator().manual_seed(4)
+    lengths = [1, 300, 64, 4500]  # the last is longer than a segment
+    inputs = random_inputs(sum(lengths), generator)
+    states = torch.randn(len(lengths), HEADS, WIDTH, VALUES, generator=generator)
+    sequences = packed(range(len(lengths)), lengths)
+    cached = states.clone()
+    expected = cached_delta_attention(*inputs, cached, sequences)
+    pull = torch.randn(expected.shape, generator=generator)
+    grads = {}
+    for form in (delta_attention, delta_chunked):
+        leaves = [x.clone().requires_grad_() for x in (*inputs, states)]
+        output, final = form(*leaves[:5], sequences.cu_seqlens, leaves[5])
+        if form is delta_attention:
+            assert torch.equal(output, expected)
+            assert torch.equal(final, cached)
+        grads[form] = torch.autograd.grad((output * pull).sum() + final.square().sum(), leaves)
+    for ours, theirs in zip(grads[delta_attention], grads[delta_chunked], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_float64_runs_the_reference():

@@ -14,6 +14,7 @@ from torch import Tensor
 from kernels.delta_attention import MIN_LOG_DECAY, delta_attention, delta_attention_step
 from kernels.delta_attention.chunks import Inputs, prepare
 from kernels.delta_attention.reference import delta_recurrent
+from kernels.delta_attention.segments import delta_chunked
 
 LENGTHS = [1, 15, 16, 17, 63, 64, 65, 130]
 PACKS = [
@@ -205,7 +206,7 @@ def test_bfloat16_computes_in_float32():
     *tokens, state = (x.bfloat16() for x in make_inputs(100, 1))
     bounds = torch.tensor([0, 100])
     output, final = delta_attention(*tokens, bounds, state.float())
-    wide, wide_final = delta_attention(*(x.float() for x in tokens), bounds, state.float())
+    wide, wide_final = delta_chunked(*(x.float() for x in tokens), bounds, state.float())
     assert output.dtype == torch.bfloat16
     assert torch.equal(output, wide.bfloat16())
     assert torch.equal(final, wide_final)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.delta_attention import delta_attention
 from kernels.delta_attention.replay import ReplayState, delta_attention_replay
+from kernels.delta_attention.segments import delta_chunked
 
 SIZES = [(2, 32, 32), (3, 24, 20), (1, 8, 5)]
 LENGTH = 4096
@@ -93,10 +94,13 @@ def test_sequences_may_begin_anywhere_and_with_a_state():
     assert torch.equal(torch.cat(outputs), expected)
 
 
+@pytest.mark.parametrize("form", [delta_attention, delta_chunked], ids=["loop", "chunks"])
 @pytest.mark.parametrize(("heads", "key_width", "value_width"), SIZES)
-def test_a_sequence_has_the_same_bits_in_every_pack(num_threads, heads, key_width, value_width):
+def test_a_sequence_has_the_same_bits_in_every_pack(
+    num_threads, heads, key_width, value_width, form
+):
     tokens = make_tokens(500, heads, key_width, value_width)
-    expected, expected_final = delta_attention(*tokens, torch.tensor([0, 500]))
+    expected, expected_final = form(*tokens, torch.tensor([0, 500]))
     others = make_tokens(1600, heads, key_width, value_width)
     for lengths in ([1], [63, 1], [700, 1, 64], [5] * 70):
         ends = [0, *itertools.accumulate(lengths)]
@@ -104,7 +108,7 @@ def test_a_sequence_has_the_same_bits_in_every_pack(num_threads, heads, key_widt
         for place in (0, len(lengths)):
             pieces = [*neighbours[:place], tokens, *neighbours[place:]]
             bounds = bounds_of(len(piece[0]) for piece in pieces)
-            output, final = delta_attention(*pack(pieces), bounds)
+            output, final = form(*pack(pieces), bounds)
             assert torch.equal(output[bounds[place] : bounds[place + 1]], expected)
             assert torch.equal(final[place], expected_final[0])
 

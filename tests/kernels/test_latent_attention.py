@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from kernels.latent_attention import TILE, PagedBatch, paged_latent_attention
+from kernels.latent_attention import (
+    TILE,
+    PagedBatch,
+    packed_latent_attention,
+    paged_latent_attention,
+)
 
 PAGE_TOKENS = 2 * TILE
 ATOL = 2e-5
@@ -120,6 +125,57 @@ def test_weights_are_those_of_the_exponential():
     products = zip(weights, latents[:, 0].tolist(), strict=True)
     expected = sum(w * x for w, x in products) / sum(weights)
     assert output[0, 0, 0].item() == pytest.approx(expected, rel=2e-6)
+
+
+def test_whole_sequences_have_the_bits_of_cached_ones():
+    generator = torch.Generator().manual_seed(5)
+    lengths = [1, TILE, 700, 45, 5]
+    sequences = [random_sequence(length, 4, 32, generator) for length in lengths]
+    q, latents = (torch.cat(x) for x in zip(*sequences, strict=True))
+    output = packed_latent_attention(q, latents, torch.tensor([0, *lengths]).cumsum(0), 0.2)
+    cache = Cache(30, 32, generator)
+    for name, (own_q, own_latents) in enumerate(sequences):
+        cut = len(own_q) // 3
+        parts = [slice(0, cut), slice(cut, None)] if cut else [slice(None)]
+        expected = [cache.attend([(name, own_q[x], own_latents[x])], 0.2)[0] for x in parts]
+        start = sum(lengths[:name])
+        assert torch.equal(output[start : start + lengths[name]], torch.cat(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["compiled", "reference"])
+@pytest.mark.parametrize(("num_heads", "rank"), [(4, 32), (1, 33)])
+def test_gradients_of_whole_sequences_are_those_of_a_softmax_written_out(num_heads, rank, dtype):
+    generator = torch.Generator().manual_seed(6)
+    lengths = [1, 33, 90]
+    q, latents = random_sequence(sum(lengths), num_heads, rank, generator)
+    pull = torch.randn(q.shape, generator=generator, dtype=torch.float64)
+    leaves = [x.to(dtype).requires_grad_() for x in (q, latents)]
+    output = packed_latent_attention(*leaves, torch.tensor([0, *lengths]).cumsum(0), 0.2)
+    grads = torch.autograd.grad((output * pull).sum(), leaves)
+    wide = [x.double().requires_grad_() for x in (q, latents)]
+    pairs = zip(*(x.split(lengths) for x in wide), strict=True)
+    expected = torch.cat([written_out_whole(*pair, 0.2) for pair in pairs])
+    torch.testing.assert_close(output.double(), expected, atol=ATOL, rtol=0)
+    for grad, wanted in zip(grads, torch.autograd.grad((expected * pull).sum(), wide), strict=True):
+        torch.testing.assert_close(grad.double(), wanted, atol=1e-4, rtol=1e-4)
+
+
+def written_out_whole(q, latents, scale):
+    """Attend from every token of one sequence, head by head."""
+    outputs = []
+    for h in range(q.shape[1]):
+        scores = scale * q[:, h] @ latents.T
+        hidden = torch.ones_like(scores, dtype=torch.bool).triu(1)
+        outputs.append(scores.masked_fill(hidden, -math.inf).softmax(dim=1) @ latents)
+    return torch.stack(outputs, dim=1)
+
+
+def test_a_pack_that_does_not_end_at_its_last_token_is_refused():
+    q, latents = random_sequence(3, 4, 32, torch.Generator().manual_seed(7))
+    with pytest.raises(ValueError, match="cu_seqlens runs from 0 to 2, the pack from 0 to 3"):
+        packed_latent_attention(q, latents, torch.tensor([0, 2]), 0.2)
+    with pytest.raises(ValueError, match="latent has shape"):
+        packed_latent_attention(q, latents[:, :-1], torch.tensor([0, 3]), 0.2)
 
 
 def test_a_batch_that_does_not_fit_its_pages_is_refused():

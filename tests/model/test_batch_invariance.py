@@ -1,4 +1,7 @@
-"""The engine gives a token the same bits whatever shares its batch and however its past came in."""
+"""The engine gives a token the same bits whatever shares its batch and however its past came in.
+
+So does the learner, with and without other sequences in its pack.
+"""
 
 import asyncio
 import json
@@ -76,6 +79,10 @@ def test_scoring_a_sequence_gives_the_bits_it_was_sampled_with(invariance):
 
 def test_a_long_prompt_has_the_same_bits_in_large_steps_and_in_small_ones(invariance):
     assert invariance.in_pieces == NUM_TOKENS
+
+
+def test_the_forward_of_training_gives_the_bits_that_were_sampled(invariance):
+    assert invariance.trained == NUM_TOKENS
 
 
 def test_a_prompt_found_in_the_prefix_cache_goes_on_with_the_same_bits(folder, tmp_path):
