@@ -43,7 +43,8 @@ class KernelBench:
     replay_decode_bitwise: bool
     """Whether 4,096 tokens decoded by replay equal the training forward in every bit."""
     engine_batch_invariant: int
-    """Longest context, tokens, at which the engine's bits are proven not to depend on the batch."""
+    """Longest context, tokens, at which the engine's bits are proven not to depend on the batch,
+    and to be those of the training forward."""
     aot: Mapping[str, Mapping[str, int]]
     """Kernels compiled and, of the chosen ones, kernels that spill, per target."""
 

@@ -72,7 +72,7 @@ class Played:
 
 
 def engine_batch_invariant(num_tokens: int = 8192) -> int:
-    """Return the longest context, tokens, for which the engine's bits are proven: 0 if none.
+    """Return the longest context, tokens, for which the bits are proven: 0 if none.
 
     Starts two engines on a `tiny` model with random weights, one after the other; about a minute.
 
