@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from kernels.delta_attention import delta_attention
+from kernels.delta_attention.segments import delta_chunked
 from kernels.gate_bound import MIN_LOG_DECAY, check_gate_lower_bound
 
 
@@ -25,7 +25,7 @@ def test_the_reason_is_true():
     ones, bounds = torch.ones(16, 1, 4), torch.tensor([0, 16])
 
     def output(log_decay):
-        return delta_attention(ones, ones, ones, log_decay * ones, ones[..., 0], bounds)[0]
+        return delta_chunked(ones, ones, ones, log_decay * ones, ones[..., 0], bounds)[0]
 
     assert output(MIN_LOG_DECAY).isfinite().all()
     assert not output(-7.0).isfinite().all()
