@@ -19,15 +19,19 @@ def load_environment(name: str) -> EnvironmentSpec:
     """Load an environment.
 
     Args:
-        name: Registered name, or dotted path to an `EnvironmentSpec`.
+        name: Registered name, or dotted path to an `EnvironmentSpec` or to a class; the tasks of a
+            bare class are those that its section names.
 
     Raises:
         ValueError: one line: no such name, it cannot be imported, or it leads to something else.
     """
     spec = load_named("environment", ENTRY_POINTS, name)
+    if isinstance(spec, type) and callable(getattr(spec, "reset", None)):
+        return EnvironmentSpec(name=name, environment=spec, tasks=())
     if not isinstance(spec, EnvironmentSpec):
         kind = type(spec).__name__
-        raise ValueError(f"environment {name!r} is a {kind}, no EnvironmentSpec")  # noqa: TRY004
+        message = f"environment {name!r} is a {kind}, no EnvironmentSpec and no class with reset"
+        raise ValueError(message)  # noqa: TRY004
     return spec
 
 

@@ -18,12 +18,15 @@ from dataclasses import dataclass, replace
 
 from envs.config import EnvironmentConfig
 from envs.environment import (
+    RESET_TIMEOUT_SECONDS,
     EnvironmentFailure,
     EnvironmentSpec,
+    answer_text,
     collect_artifacts,
     end_episode,
     is_done,
     start_episode,
+    takes_text,
 )
 from envs.episode import Episode, StopReason
 from envs.messages import JsonValue, Message, Role, ToolCall
@@ -41,8 +44,6 @@ from rollout.tool_parser import FailureKind, ParseFailure, ToolParser
 from rollout.trajectory import Trajectory, Turn
 from rollout.transcript import Transcript
 
-RESET_TIMEOUT_SECONDS = 120.0
-"""An environment that takes longer to begin has failed."""
 GRADER_TIMEOUT_SECONDS = 120.0
 """A grader that takes longer gives an Invalid outcome."""
 
@@ -107,7 +108,7 @@ async def run_episode(
     artifacts: Mapping[str, JsonValue] = {}
     environment, failure = None, None
     try:
-        environment, opening = await _start(world.spec, attempt.task)
+        environment, opening = await start_episode(world.spec, attempt.task, RESET_TIMEOUT_SECONDS)
         stop = await _play(conversation, environment, opening, world.config)
         artifacts = await collect_artifacts(environment)
     except EnvironmentFailure as error:
@@ -135,16 +136,6 @@ async def run_episode(
         computed_tokens=report.computed_tokens,
         publish_recomputed_tokens=report.publish_recomputed_tokens,
     )
-
-
-async def _start(spec: EnvironmentSpec, task: Task) -> tuple[object, str]:
-    """Make the task's environment, in bounded time."""
-    try:
-        async with asyncio.timeout(RESET_TIMEOUT_SECONDS):
-            return await start_episode(spec, task)
-    except TimeoutError as error:
-        message = f"{spec.name}: reset took longer than {RESET_TIMEOUT_SECONDS:g} s"
-        raise EnvironmentFailure(message) from error
 
 
 async def _play(
@@ -178,9 +169,13 @@ async def _answer(
             name = action.tool_name
             return [Message(role=Role.TOOL, text=action.reason, tool_name=name)], None
         return [], _stop_for(action.kind, finish)
-    if not action.tool_calls:
+    if not action.tool_calls and not takes_text(environment):
         return [], StopReason.FINISHED
     replies: list[Message] = []
+    if not action.tool_calls:
+        text = await answer_text(environment, action.text)
+        replies.append(Message(role=Role.TOOL, text=text, tool_name="step"))
+        return replies, StopReason.FINISHED if await is_done(environment) else None
     for call in action.tool_calls:
         replies.append(await _call(environment, call, limits))
         if await is_done(environment):
@@ -264,7 +259,7 @@ class _Conversation:
         with about_input():
             tools = tool_specs(environment)
         self._renderer = Renderer(self._tokenizer, tools)
-        self._parser = ToolParser(self._tokenizer, tools)
+        self._parser = ToolParser(self._tokenizer, tools, takes_text=takes_text(environment))
         self.messages.append(Message(role=Role.USER, text=opening))
         self._pending = self._renderer.render_opening(opening)
         needed, limit = count_tokens(self._pending), self._config.max_tokens
