@@ -77,11 +77,17 @@ writes nothing""",
     "check": (
         "prove a configuration sound before a run pays for it",
         """Look at keys and values, the checkpoint's files, tasks, graders, the length of the
-openings, memory, and each environment's contract. Loads no torch.
+openings and memory; then prove each environment sound. Episodes are played by its expert, by
+policies that do nothing, write garbage, claim success or recite answers; twice, after one another,
+at once, cancelled, and many times over: they must not change, meet, break, leak or pay. Loads no
+torch. The last line of each environment is its badge.
 
   limosa check configs/quickstart.toml
+  limosa check configs/quickstart.toml environments.guess.use=guess:SPEC
 
-writes nothing""",
+writes nothing. Keys of --json: errors (a count); findings (subject, text, verdict: good or error);
+environments, by name: sound, badge, num_tasks, seconds, results (name, rule, verdict: passed,
+failed or skipped, details, seconds)""",
     ),
     "export": (
         "write a checkpoint as a Hugging Face folder that vLLM serves",
@@ -179,7 +185,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=_positive,
         default=4,
         metavar="N",
-        help="tasks per environment played against its contract (default: 4)",
+        help="tasks of each split of an environment to play (default: 4)",
     )
     _add_show(by_name["show"])
     _add_export(by_name["export"])

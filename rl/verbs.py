@@ -15,6 +15,7 @@ from rich.console import Group as RichGroup, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from envs.soundness import Soundness
 from rl.config import RunConfig
 from rl.config_loader import load_config
 
@@ -128,18 +129,38 @@ def run_check(arguments: argparse.Namespace) -> Report:
     """`limosa check`."""
     from rl.check import Verdict, check_run
 
-    findings = check_run(load_config(*split_inputs(arguments.inputs)), arguments.tasks)
+    checked = check_run(load_config(*split_inputs(arguments.inputs)), arguments.tasks)
     table = _table("", "what", "finding")
-    for finding in findings:
+    for finding in checked.findings:
         is_good = finding.verdict is Verdict.GOOD
         mark = Text("ok", style="green") if is_good else Text("error", style="bold red")
         table.add_row(mark, Text(finding.subject), Text(finding.text))
-    errors = [finding for finding in findings if finding.verdict is Verdict.ERROR]
     values = {
-        "errors": len(errors),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "errors": checked.num_errors,
+        "findings": [dataclasses.asdict(finding) for finding in checked.findings],
+        "environments": {
+            name: {"sound": not proof.failures, "badge": proof.badge, **dataclasses.asdict(proof)}
+            for name, proof in checked.environments.items()
+        },
     }
-    return Report(values=values, text=table, exit_code=BAD_INPUT if errors else 0)
+    text = RichGroup(
+        table, *(_soundness(name, proof) for name, proof in checked.environments.items())
+    )
+    return Report(values=values, text=text, exit_code=BAD_INPUT if checked.num_errors else 0)
+
+
+def _soundness(name: str, proof: Soundness) -> RenderableType:
+    """The checks of one environment, and the badge below."""
+    styles = {"passed": "green", "failed": "bold red", "skipped": "dim"}
+    table = _table("", "check", "what holds, or where it does not")
+    for result in proof.results:
+        said = result.rule if result.verdict == "passed" else "; ".join(result.details)
+        if result.verdict == "failed":
+            said = f"not so: {result.rule} ({said})"
+        mark = Text(str(result.verdict), style=styles[result.verdict])
+        table.add_row(mark, Text(result.name), Text(said))
+    badge = Text(proof.badge, style="bold red" if proof.failures else "bold green")
+    return RichGroup(Text(f"\nenvironments.{name}", style="bold"), table, badge)
 
 
 def run_export(arguments: argparse.Namespace) -> Report:
