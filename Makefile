@@ -22,7 +22,7 @@ PROJECT_KEY := $(shell { echo '$(CURDIR)'; awk '/^\[/ { keep = /^\[(build-system
 PACKAGES_STAMP := $(VENV)/packages-$(LOCK_KEY)
 PROJECT_STAMP := $(VENV)/project-$(LOCK_KEY)-$(PROJECT_KEY)
 
-.PHONY: help install quickstart test test-fast format clean
+.PHONY: help install quickstart corpora test test-fast format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,6 +32,12 @@ install: $(PROJECT_STAMP) ## make the environment in .venv, unless it is there a
 
 quickstart: $(PROJECT_STAMP) ## train the tiny policy on this machine: configs/quickstart.toml
 	$(VENV)/bin/limosa train configs/quickstart.toml
+
+corpora: ## fetch the dictionary of the environments encyclopedia and fact_code (Debian's dict-foldoc)
+	@work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; cd "$$work"; \
+	  apt-get download dict-foldoc; dpkg-deb -x dict-foldoc_*.deb .; \
+	  folder="$${XDG_CACHE_HOME:-$$HOME/.cache}/limosa/dictd"; mkdir -p "$$folder"; \
+	  cp usr/share/dictd/foldoc.* "$$folder/"; echo "The dictionary is in $$folder."
 
 test: ## every check of continuous integration: format, lint, contracts, types, tests
 	@bash .ci/checks

@@ -6,10 +6,9 @@ page has to be looked through; its length is a parameter, and so sets how long a
 """
 
 from envs.corpora.foldoc import Article, Dictionary, load_foldoc
+from envs.corpora.walks import NUM_HITS
 from envs.environment import ToolError
 
-NUM_HITS = 8
-"""Titles that a search lists."""
 NUM_FINDS = 5
 """Lines that a find in a page shows."""
 DEFAULT_PAGE_CHARACTERS = 1200
