@@ -21,6 +21,7 @@ from envs.environment import (
 )
 from envs.episode import Episode, StopReason
 from envs.messages import Message, Role
+from envs.play import answer_action
 from envs.soundness import EXAMPLES, Check, Skip, Subject, example_calls, play_actions
 from envs.task import Task
 from envs.tools import call_tool, tool_specs
@@ -157,11 +158,10 @@ async def find_left_overs(subject: Subject) -> list[str]:
 async def find_moody_hooks(subject: Subject) -> list[str]:
     """`done`, `artifacts` and the reward are the same when asked again."""
     for spec, task in subject.chosen[:2]:
-        actions = [m for m in (await subject.episode(spec, task)).messages if m.tool_calls]
         environment, _ = await start_episode(spec, task)
         try:
-            for call in (call for action in actions for call in action.tool_calls):
-                await call_tool(environment, call, subject.section.tool_timeout_seconds)
+            for action in await subject.actions(spec, task):
+                await answer_action(environment, action)
             for hook in (is_done, collect_artifacts):
                 answers = [await hook(environment) for _ in range(3)]
                 if answers[0] != answers[1] or answers[1] != answers[2]:
@@ -180,30 +180,32 @@ async def find_lost_state(subject: Subject) -> list[str]:
     if len(hooks) < 2:
         return [f"there is {hooks[0]} alone"]
     for spec, task in subject.chosen[:2]:
-        actions = [m for m in (await subject.episode(spec, task)).messages if m.role is Role.POLICY]
-        calls = [call for action in actions for call in action.tool_calls]
-        for cut in range(len(calls) + 1):
-            before = await _after_calls(spec, task, calls[:cut], calls[cut:], is_restored=False)
-            after = await _after_calls(spec, task, calls[:cut], calls[cut:], is_restored=True)
+        actions = await subject.actions(spec, task)
+        for cut in range(len(actions) + 1):
+            try:
+                before = await _after_cut(spec, task, actions, cut, is_restored=False)
+                after = await _after_cut(spec, task, actions, cut, is_restored=True)
+            except EnvironmentFailure as failure:
+                return [f"{task.id}: restored after {cut} actions: {failure}"]
             if before != after:
-                return [f"{task.id}: restored after {cut} calls, it goes on differently"]
+                return [f"{task.id}: restored after {cut} actions, it goes on differently"]
     return []
 
 
-async def _after_calls(
-    spec: EnvironmentSpec, task: Task, first: Sequence, rest: Sequence, *, is_restored: bool
+async def _after_cut(
+    spec: EnvironmentSpec, task: Task, actions: Sequence[Message], cut: int, *, is_restored: bool
 ) -> object:
-    """What the second part of an episode says, with or without a new environment in between."""
+    """What the episode says after a cut, with or without a new environment there."""
     environment, _ = await start_episode(spec, task)
     try:
-        for call in first:
-            await call_tool(environment, call)
+        for action in actions[:cut]:
+            await answer_action(environment, action)
         if is_restored:
             state = json.loads(json.dumps(await take_snapshot(environment)))
             await end_episode(environment)
             environment, _ = await start_episode(spec, task)
             await restore_snapshot(environment, state)
-        replies = [await call_tool(environment, call) for call in rest]
+        replies = [await answer_action(environment, action) for action in actions[cut:]]
         return replies, await is_done(environment), await collect_artifacts(environment)
     finally:
         await end_episode(environment)

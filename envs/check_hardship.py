@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ HOSTILE: Mapping[str, tuple[Any, ...]] = {
 CANCEL_SECONDS = 2.0
 """A cancelled tool has this long to end."""
 MEMORY_PER_EPISODE = 128 * 1024
-"""Growth in bytes that is no accident any more."""
+"""Growth in bytes per episode that is no accident any more,"""
+MEMORY_NOISE = 4 * 2**20
+"""above what an allocator keeps."""
 WARM_UP_EPISODES = 5
 
 
@@ -93,8 +95,8 @@ async def find_uncancelled(subject: Subject) -> list[str]:
         if not running.done():
             findings.append(f"{call.name} goes on after it is cancelled")
             running.cancel()
-            continue
-        if not running.cancelled() and running.exception() is not None:
+            await asyncio.wait([running], timeout=CANCEL_SECONDS)
+        if running.done() and not running.cancelled() and running.exception() is not None:
             findings.append(f"{call.name}, cancelled: {running.exception()}")
         try:
             await end_episode(environment)
@@ -116,19 +118,26 @@ async def find_interference(subject: Subject) -> list[str]:
 
 
 async def find_process_changes(subject: Subject) -> list[str]:
-    """An episode leaves the process as it was: folder, environment, signals, global random."""
+    """An episode leaves the process as it was: folder, variables, signals, global random."""
     spec, task = subject.chosen[0]
     await subject.episode(spec, task)
-    folder, variables = Path.cwd(), dict(os.environ)
-    before = _process_state()
+    folder, variables, paths = subject.process  # as before any episode: imports happen once
     try:
+        _restore_process(folder, variables, paths)
+        before = _process_state()
         await subject.replay(spec, task)
         after = _process_state()
     finally:
-        os.chdir(folder)
-        os.environ.clear()
-        os.environ.update(variables)
+        _restore_process(folder, variables, paths)
     return [f"{task.id}: changed {name}" for name in before if before[name] != after[name]]
+
+
+def _restore_process(folder: Path, variables: Mapping[str, str], paths: Sequence[str]) -> None:
+    os.chdir(folder)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    sys.path[:] = paths
 
 
 def _process_state() -> dict[str, object]:
@@ -168,7 +177,7 @@ async def find_leaks(subject: Subject) -> list[str]:
     # The first half may still fill caches; what grows in the second grows for ever.
     grown = after["memory"] - middle["memory"]
     num_late = count - subject.limits.leak_episodes // 2
-    if num_late > 0 and grown > num_late * MEMORY_PER_EPISODE:
+    if num_late > 0 and grown > MEMORY_NOISE + num_late * MEMORY_PER_EPISODE:
         findings.append(f"{grown / 2**20:.0f} MiB more memory after {num_late} episodes")
     return findings
 

@@ -26,6 +26,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from envs.foreign_code import call_foreign
@@ -66,9 +67,9 @@ class EnvironmentSpec:
     name: str
     environment: Callable[[], Any]
     """The class; it is made anew for every episode, without arguments."""
-    tasks: Callable[..., Sequence[Task]] | Iterable[Task | Mapping[str, Any]]
-    """A function, called as `tasks(split, **options)`; or tasks, or rows of them
-    (`envs.task_sets.to_task`), which are then split by the hash of their ids."""
+    tasks: Callable[..., Sequence[Task]] | Iterable[Task | Mapping[str, Any]] | Path
+    """A function, called as `tasks(split, **options)`; or a file, tasks, or rows of them
+    (`envs.task_rows`), which are then split by the hash of their ids."""
     grader: str = OWN_REWARD
     """Name of the grader of rows that name none."""
     expert: Callable[..., Expert] | None = None

@@ -56,7 +56,7 @@ async def play(
                 if not (action.tool_calls or takes_text(environment)):
                     stop = StopReason.UNPARSABLE
                     break
-                messages += await _answer(
+                messages += await answer_action(
                     environment, action, tool_timeout_seconds, max_tool_characters
                 )
                 if await is_done(environment):
@@ -75,8 +75,11 @@ async def play(
     return Episode(task=task, messages=tuple(messages), stop=stop, artifacts=artifacts)
 
 
-async def _answer(
-    environment: object, action: Message, timeout_seconds: float, max_characters: int
+async def answer_action(
+    environment: object,
+    action: Message,
+    timeout_seconds: float = 10.0,
+    max_characters: int = 2000,
 ) -> list[Message]:
     """Carry out the calls of one policy message, up to the one that ends the episode.
 

@@ -8,11 +8,14 @@ tokens in `rollout/check.py`.
 """
 
 import asyncio
+import os
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from envs.config import EnvironmentConfig
 from envs.environment import EnvironmentSpec, Expert, Split, takes_text
@@ -79,6 +82,8 @@ class Subject:
         self.tasks: dict[Split, list[Task]] = {}
         self.chosen: list[tuple[EnvironmentSpec, Task]] = []
         """The tasks to play, each with its environment: those of a file may name others."""
+        self.process = (Path.cwd(), dict(os.environ), list(sys.path))
+        """Working folder, variables and import path before any episode."""
         self._episodes: dict[str, Episode] = {}
 
     def load(self) -> None:
@@ -97,6 +102,16 @@ class Subject:
         if task.id not in self._episodes:
             self._episodes[task.id] = await self.play(spec, task, first_policy(spec, task))
         return self._episodes[task.id]
+
+    async def actions(self, spec: EnvironmentSpec, task: Task) -> list[Message]:
+        """Return the policy's messages of the task's first episode that can be answered."""
+        messages = (await self.episode(spec, task)).messages
+        is_text_game = takes_text(spec.environment)
+        return [
+            message
+            for message in messages
+            if message.role is Role.POLICY and (message.tool_calls or is_text_game)
+        ]
 
     async def replay(self, spec: EnvironmentSpec, task: Task) -> Episode:
         """Play the actions of the task's first episode again."""

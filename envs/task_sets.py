@@ -57,8 +57,9 @@ def list_tasks(spec: EnvironmentSpec, environment: EnvironmentConfig, split: Spl
         ValueError: one line: the source cannot be read, or the tasks cannot be made.
     """
     address = environment.use or spec.name
-    if environment.tasks:
-        tasks = read_source(environment.tasks, address, spec.grader)
+    source = environment.tasks or (str(spec.tasks) if isinstance(spec.tasks, Path) else "")
+    if source:
+        tasks = read_source(source, address, spec.grader)
         return [task for task in tasks if split_of(task.id) is split]
     if not callable(spec.tasks):
         tasks = _to_tasks(f"environment {spec.name!r}", spec.tasks, address, spec.grader)

@@ -89,6 +89,17 @@ writes nothing. Keys of --json: errors (a count); findings (subject, text, verdi
 environments, by name: sound, badge, num_tasks, seconds, results (name, rule, verdict: passed,
 failed or skipped, details, seconds)""",
     ),
+    "new-env": (
+        "write a package with an environment of your own",
+        """Write a folder with a small working environment under the name that you give: the class
+with its tools, tasks, grader, expert, a test, a configuration and pyproject.toml. It passes
+`limosa check` and trains as it is; change it from there.
+
+  limosa new-env my_world
+  cd my_world && limosa check run.toml && limosa train run.toml
+
+writes the folder NAME. Keys of --json: folder, files""",
+    ),
     "export": (
         "write a checkpoint as a Hugging Face folder that vLLM serves",
         """Verify a checkpoint and copy it under the configuration that its reader wants: vLLM's
@@ -186,6 +197,13 @@ def build_parser() -> argparse.ArgumentParser:
         default=4,
         metavar="N",
         help="tasks of each split of an environment to play (default: 4)",
+    )
+    by_name["new-env"].add_argument("name", metavar="NAME", help="small letters, digits and _")
+    by_name["new-env"].add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FOLDER",
+        help="the policy of its run (default: the quickstart's)",
     )
     _add_show(by_name["show"])
     _add_export(by_name["export"])

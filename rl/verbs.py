@@ -217,6 +217,17 @@ def run_doctor(arguments: argparse.Namespace) -> Report:
     return Report(values=values, text=table, exit_code=1 if num_bad else 0)
 
 
+def run_new_env(arguments: argparse.Namespace) -> Report:
+    """`limosa new-env`."""
+    from rl.new_env import write_package
+
+    written = write_package(arguments.name, Path.cwd(), arguments.checkpoint)
+    lines = [*map(str, (path.relative_to(Path.cwd()) for path in written))]
+    lines += ["", f"next: cd {arguments.name} && limosa check run.toml"]
+    values = {"folder": str(Path.cwd() / arguments.name), "files": [*map(str, written)]}
+    return Report(values=values, text=Text("\n".join(lines)))
+
+
 VERBS: Mapping[str, Callable[[argparse.Namespace], Report]] = {
     "train": run_train,
     "warm-start": run_warm_start,
@@ -224,6 +235,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Report]] = {
     "eval": run_eval,
     "show": run_show,
     "check": run_check,
+    "new-env": run_new_env,
     "export": run_export,
     "bench": run_bench,
     "doctor": run_doctor,

@@ -37,7 +37,7 @@ def token_checks(tokenizer: Tokenizer) -> tuple[Check, ...]:
             name="masks",
             rule="by tokens an episode is the same, and the policy's tokens alone are trained on",
             find=partial(find_wrong_masks, tokenizer),
-            needs=("determinism", "tokens"),
+            needs=("isolation", "tokens"),
         ),
     )
 

@@ -1,0 +1,1 @@
+"""The environment my_env: add up two cards."""
