@@ -81,8 +81,7 @@ def _make_task(problem: CodeProblem, kind: str, files: Mapping[str, str]) -> Tas
             "public_tests": [[*test] for test in public],
         },
         reference={
-            "module": MAIN_FILE.removesuffix(".py"),
-            "function": problem.function,
+            "target": f"{MAIN_FILE.removesuffix('.py')}:{problem.function}",
             "hidden_tests": [[*test] for test in hidden],
             "solution": {**problem.files},
         },

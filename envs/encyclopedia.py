@@ -15,6 +15,7 @@ The date must be right and the cited articles must prove it (`rewards/cited_supp
 """
 
 import random
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import cast
@@ -115,13 +116,12 @@ def make_expert(task: Task, source: random.Random) -> Expert:
     """
     del source
     titles = list(cast("Mapping[str, str]", task.reference["documents"]))
-    statements = cast("Sequence[tuple[str, str]]", task.reference["statements"])
-    clues = " ".join(text for _, text in statements[:2])
 
     def act(messages: Sequence[Message]) -> Message:
         num_done = sum(message.role is Role.POLICY for message in messages)
         if num_done == 0:
-            return _call("search", query=clues)
+            clues = re.findall(r"\{([^{}]+)\}", messages[0].text)
+            return _call("search", query=" ".join(clues))
         if num_done <= len(titles):
             return _call("open", title=titles[num_done - 1])
         return _call("answer", value=task.reference["value"], documents=[*titles])

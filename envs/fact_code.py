@@ -15,7 +15,8 @@ reward (`rewards/hidden_calls.py`).
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import lru_cache
@@ -136,11 +137,9 @@ def _make_task(walk: Walk, digest: str, page_characters: int) -> Task:
         grader="hidden_calls",
         data={"question": question, "digest": digest, "page_characters": page_characters},
         reference={
-            "module": FILE.removesuffix(".py"),
-            "function": "f",
+            "target": f"{FILE.removesuffix('.py')}:f",
             "hidden_tests": [*tests.values()][:NUM_HIDDEN_TESTS],
             "solution": program.solution.format(fact=walk.date),
-            "clues": [*walk.clues],
             "titles": [article.title for article in walk.articles],
         },
     )
@@ -178,10 +177,11 @@ class FactCode(Reading, Workspace):
 def make_expert(task: Task, source: random.Random) -> Expert:
     """Make a scripted policy: it searches, reads each article, writes the solution, submits."""
     del source
-    reference = cast("Mapping[str, Sequence[str]]", task.reference)
+    clues = re.findall(r"\{([^{}]+)\}", str(task.data["question"]))
+    titles = cast("Sequence[str]", task.reference["titles"])
     calls = [
-        _call("search", query=" ".join(reference["clues"])),
-        *(_call("open", title=title) for title in reference["titles"]),
+        _call("search", query=" ".join(clues)),
+        *(_call("open", title=title) for title in titles),
         _call("write_file", path=FILE, text=str(task.reference["solution"])),
         _call("submit"),
     ]

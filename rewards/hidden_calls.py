@@ -23,8 +23,8 @@ async def grade(episode: Episode) -> Outcome:
     """Grade an episode.
 
     Args:
-        episode: Artifact `files`: relative path to text. Reference `module` and `function`: what
-            is called; `hidden_tests`: pairs of arguments by name and the expected value.
+        episode: Artifact `files`: relative path to text. Reference `target`: what is called,
+            `module:function`; `hidden_tests`: pairs of arguments by name and the expected value.
 
     Returns:
         Scored 1 or 0; its part `tests_passed` is the share of the tests. Invalid where the sandbox
@@ -35,8 +35,7 @@ async def grade(episode: Episode) -> Outcome:
     try:
         program = bundle(
             _read_files(episode.artifacts.get("files")),
-            str(reference["module"]),
-            str(reference["function"]),
+            *str(reference["target"]).split(":"),
         )
         results = await call_function(program, CALL, [value for value, _ in tests], LIMITS)
     except ValueError:  # the submission is not one: the policy's own doing

@@ -12,6 +12,8 @@ from envs.corpora.foldoc import Article, Dictionary
 
 NUM_HITS = 8
 """Titles that a search for the clues lists: the first article is among them."""
+Steps = tuple[tuple[Article, ...], tuple[int, ...]]
+"""Articles, and the numbers of the references between them."""
 MAX_OWNERS = 20
 """Articles that have a reference which may be a clue: a rarer one is found faster."""
 
@@ -52,8 +54,7 @@ class Walk:
         steps = zip(self.articles[:-1], self.references, strict=True)
         links = [(article.title, article.references[number - 1]) for article, number in steps]
         last = self.articles[-1]
-        start = self.articles[0].title
-        return [*((start, clue) for clue in self.clues), *links, (last.title, self.date)]
+        return [*links, (last.title, self.date)]
 
 
 def draw_walks(dictionary: Dictionary, hops: int, count: int) -> Iterator[Walk]:
@@ -75,7 +76,7 @@ def draw_walks(dictionary: Dictionary, hops: int, count: int) -> Iterator[Walk]:
         if len(keys) == count:
             return
         found = _draw_steps(dictionary, source.choice(starts), hops, source)
-        clues = found and _draw_clues(dictionary, found[0][0], owners, source)
+        clues = found and _draw_clues(dictionary, found, owners, source)
         if found and clues:
             walk = Walk(clues=clues, articles=found[0], references=found[1])
             if walk.key not in keys:
@@ -87,7 +88,7 @@ def draw_walks(dictionary: Dictionary, hops: int, count: int) -> Iterator[Walk]:
 
 def _draw_steps(
     dictionary: Dictionary, start: Article, hops: int, source: random.Random
-) -> tuple[tuple[Article, ...], tuple[int, ...]] | None:
+) -> Steps | None:
     """Draw a way without a repeated article to one that bears a date.
 
     A dead end is left backwards and not entered again.
@@ -119,10 +120,19 @@ def _draw_steps(
 
 
 def _draw_clues(
-    dictionary: Dictionary, start: Article, owners: dict[str, set[str]], source: random.Random
+    dictionary: Dictionary, steps: Steps, owners: dict[str, set[str]], source: random.Random
 ) -> tuple[str, str] | None:
-    """Draw two references that single out an article, and with which a search finds it."""
-    names = [name for name in start.references if len(owners[name.casefold()]) <= MAX_OWNERS]
+    """Draw two references that single out the first article, and with which a search finds it."""
+    start = steps[0][0]
+    # Where the way goes on has to be read, not to be guessed from the question.
+    told = {
+        article.references[number - 1].casefold() for article, number in zip(*steps, strict=False)
+    }
+    names = [
+        name
+        for name in start.references
+        if len(owners[name.casefold()]) <= MAX_OWNERS and name.casefold() not in told
+    ]
     names = sorted({name.casefold(): name for name in names}.values())
     if len(names) < 2:
         return None
