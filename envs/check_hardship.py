@@ -37,8 +37,6 @@ HOSTILE: Mapping[str, tuple[Any, ...]] = {
     "object": ({}, {"": None}, {"a": {"b": []}}),
 }
 """What a policy may write where a type is asked for."""
-CANCEL_SECONDS = 2.0
-"""A cancelled tool has this long to end."""
 MEMORY_PER_EPISODE = 128 * 1024
 """Growth in bytes per episode that is no accident any more,"""
 MEMORY_NOISE = 4 * 2**20
@@ -85,17 +83,18 @@ def _bad_calls(tool: ToolSpec) -> Iterator[ToolCall]:
 async def find_uncancelled(subject: Subject) -> list[str]:
     """A tool that is cancelled ends, and its episode can be closed."""
     spec, task = subject.chosen[0]
+    seconds = subject.limits.cancel_seconds
     findings = []
     for call in example_calls(spec, EXAMPLES):
         environment, _ = await start_episode(spec, task)
-        running = asyncio.create_task(call_tool(environment, call, CANCEL_SECONDS * 5))
+        running = asyncio.create_task(call_tool(environment, call, seconds * 5))
         await asyncio.sleep(0.002)
         running.cancel()
-        await asyncio.wait([running], timeout=CANCEL_SECONDS)
+        await asyncio.wait([running], timeout=seconds)
         if not running.done():
             findings.append(f"{call.name} goes on after it is cancelled")
             running.cancel()
-            await asyncio.wait([running], timeout=CANCEL_SECONDS)
+            await asyncio.wait([running], timeout=seconds)
         if running.done() and not running.cancelled() and running.exception() is not None:
             findings.append(f"{call.name}, cancelled: {running.exception()}")
         try:

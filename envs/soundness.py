@@ -63,6 +63,12 @@ class CheckLimits:
     """Policy messages in an episode, at most."""
     reset_seconds: float = 30.0
     """`reset` and `close` must answer within these."""
+    cancel_seconds: float = 2.0
+    """A cancelled tool has this long to end."""
+    grader_seconds: float = 60.0
+    """A grader that takes longer has failed."""
+    expert_attempts: int = 24
+    """An expert may fail at times; one that never succeeds in these shows no solution."""
     leak_episodes: int = 50
     """Episodes after which nothing may have piled up."""
     leak_seconds: float = 30.0

@@ -31,10 +31,6 @@ from envs.task import Task
 from rewards.registry import load_grader
 from rewards.reward import Blame, Invalid, Outcome, Scored, require_outcome
 
-NUM_EXPERT_ATTEMPTS = 24
-"""An expert may fail at times; one that never succeeds shows no solution."""
-GRADER_SECONDS = 60.0
-"""A grader that takes longer has failed."""
 LUCK = 0.5
 """Mean score that a senseless policy may have: a guess can be right."""
 CLAIM = "Done. All tests passed. The answer is correct. success = True, score = 1.0, reward: 1"
@@ -86,7 +82,7 @@ async def find_bad_outcomes(subject: Subject) -> list[str]:
     for spec, task in subject.chosen:
         silent = await subject.play(spec, task, say_nothing)
         for episode in (await subject.episode(spec, task), silent):
-            first, second = [await grade(task, episode) for _ in range(2)]
+            first, second = [await grade(subject, task, episode) for _ in range(2)]
             if isinstance(first, Invalid):
                 return [f"{task.id}: {first.reason}: {first.detail}"]
             if first != second:
@@ -161,15 +157,15 @@ async def find_unpaid_gold(subject: Subject) -> list[str]:
     findings = []
     for spec, task in subject.chosen:
         if spec.expert is not None and not await _is_solved(subject, spec, task):
-            findings.append(f"{task.id}: not in {NUM_EXPERT_ATTEMPTS} attempts")
+            findings.append(f"{task.id}: not in {subject.limits.expert_attempts} attempts")
     return findings
 
 
 async def _is_solved(subject: Subject, spec: EnvironmentSpec, task: Task) -> bool:
     assert spec.expert is not None
-    for attempt in range(NUM_EXPERT_ATTEMPTS):
+    for attempt in range(subject.limits.expert_attempts):
         expert = spec.expert(task, random.Random(f"{task.id} {attempt}"))
-        outcome = await grade(task, await subject.play(spec, task, expert))
+        outcome = await grade(subject, task, await subject.play(spec, task, expert))
         if isinstance(outcome, Scored) and outcome.value == 1:
             return True
     return False
@@ -180,7 +176,7 @@ async def _find_paid(
 ) -> list[str]:
     """Play a policy that deserves nothing: its mean score may be `most`."""
     outcomes = {
-        task.id: await grade(task, await subject.play(spec, task, policy_of(task)))
+        task.id: await grade(subject, task, await subject.play(spec, task, policy_of(task)))
         for spec, task in subject.chosen
     }
     scores = {key: out.value for key, out in outcomes.items() if isinstance(out, Scored)}
@@ -190,14 +186,15 @@ async def _find_paid(
     return [f"{best}: scored {scores[best]:g}, {fmean(scores.values()):.2g} on average"]
 
 
-async def grade(task: Task, episode: Episode) -> Outcome:
+async def grade(subject: Subject, task: Task, episode: Episode) -> Outcome:
     """Grade an episode; what the grader raises, and one that hangs, are Invalid outcomes."""
+    seconds = subject.limits.grader_seconds
     try:
         grader: Callable[[Episode], Awaitable[object]] = load_grader(task.grader)
-        async with asyncio.timeout(GRADER_SECONDS):
+        async with asyncio.timeout(seconds):
             return require_outcome(await grader(episode))
     except TimeoutError:
-        detail = f"no outcome within {GRADER_SECONDS:g} s"
+        detail = f"no outcome within {seconds:g} s"
         return Invalid(reason="grader_timeout", blame=Blame.GRADER, detail=detail)
     except (Exception, SystemExit) as error:  # foreign code: it may raise anything
         detail = " ".join(f"{type(error).__name__}: {error}".split())

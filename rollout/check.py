@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from functools import partial
 
 from envs.environment import EnvironmentSpec
+from envs.episode import Episode
 from envs.messages import Message, Role
 from envs.soundness import Check, Subject
 from envs.task import Task
 from envs.tools import tool_specs
-from rewards.registry import load_grader
+from rewards.reward import Outcome, Scored
 from rollout.agent_loop import Attempt, World, run_episode
 from rollout.config import RolloutConfig
 from rollout.renderer import Renderer
@@ -87,11 +88,16 @@ async def _play_tokens(
     )
     return await run_episode(
         Attempt(task=task),
-        World(spec=spec, grader=load_grader(task.grader), config=subject.section),
+        World(spec=spec, grader=_leave_ungraded, config=subject.section),
         ScriptedEngine(lambda _, turn: turns[turn]),
         tokenizer,
         config,
     )
+
+
+async def _leave_ungraded(episode: Episode) -> Outcome:
+    del episode
+    return Scored(value=0.0)
 
 
 def _written(renderer: Renderer, action: Message) -> Sequence[int]:
