@@ -226,8 +226,10 @@ def _differences(first: Episode, second: Episode) -> Iterator[str]:
             yield f"message {number} differs: {one.text[:60]!r}, then {other.text[:60]!r}"
     if len(first.messages) != len(second.messages) or first.stop != second.stop:
         yield f"one stops with {first.stop}, one with {second.stop}"
-    if first.artifacts != second.artifacts:
-        yield "the artifacts differ"
+    for name in sorted(first.artifacts.keys() | second.artifacts.keys()):
+        one, other = (str(episode.artifacts.get(name)) for episode in (first, second))
+        if first.artifacts.get(name) != second.artifacts.get(name):
+            yield f"the artifact {name!r} differs: {one[:60]!r}, then {other[:60]!r}"
 
 
 CHECKS = (

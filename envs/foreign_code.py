@@ -23,8 +23,8 @@ async def call_foreign(
     Args:
         function: Sync or async.
         arguments: By name.
-        timeout_seconds: None waits for ever. An async function is cancelled; a sync one goes on in
-            its thread, and what it returns is dropped.
+        timeout_seconds: None waits for ever. An async function is cancelled, at its next `await`; a
+            sync one goes on in its thread, and what it returns is dropped.
 
     Returns:
         What it returned, awaited where that was needed.

@@ -8,6 +8,7 @@ tokens in `rollout/check.py`.
 """
 
 import asyncio
+import logging
 import os
 import random
 import sys
@@ -38,6 +39,8 @@ EXAMPLES: Mapping[str, JsonValue] = {
 """An argument of every type that a policy can write."""
 CHECK_TIMEOUT_SECONDS = 300.0
 """A check that takes longer has found something that hangs."""
+
+_log = logging.getLogger(__name__)
 
 
 class Verdict(StrEnum):
@@ -232,6 +235,9 @@ async def _run(subject: Subject, check: Check) -> CheckResult:
         return _result(check, Verdict.SKIPPED, [str(skip)])
     except TimeoutError:
         details = [f"not done after {CHECK_TIMEOUT_SECONDS:g} s"]
+    except (Exception, SystemExit) as error:  # an expert, too, is foreign code
+        _log.info("the check %s raised", check.name, exc_info=error)
+        details = [" ".join(f"{type(error).__name__}: {error}".split())[:300]]
     verdict = Verdict.FAILED if details else Verdict.PASSED
     return _result(check, verdict, details, time.perf_counter() - started)
 

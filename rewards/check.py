@@ -3,16 +3,17 @@
 Takes an environment, returns its `Soundness`. `limosa check` runs it.
 """
 
-import asyncio
 import json
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 
 from envs.check import ENVIRONMENT_CHECKS
 from envs.config import EnvironmentConfig
 from envs.environment import EnvironmentSpec, Expert
 from envs.episode import Episode
+from envs.foreign_code import call_foreign
 from envs.messages import JsonValue, Message, Role
 from envs.soundness import (
     Check,
@@ -190,9 +191,8 @@ async def grade(subject: Subject, task: Task, episode: Episode) -> Outcome:
     """Grade an episode; what the grader raises, and one that hangs, are Invalid outcomes."""
     seconds = subject.limits.grader_seconds
     try:
-        grader: Callable[[Episode], Awaitable[object]] = load_grader(task.grader)
-        async with asyncio.timeout(seconds):
-            return require_outcome(await grader(episode))
+        grader = partial(load_grader(task.grader), episode)
+        return require_outcome(await call_foreign(grader, timeout_seconds=seconds))
     except TimeoutError:
         detail = f"no outcome within {seconds:g} s"
         return Invalid(reason="grader_timeout", blame=Blame.GRADER, detail=detail)

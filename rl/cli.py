@@ -236,10 +236,28 @@ def _add_export(verb: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value
+
+
+def parse_command(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse a command; files and overrides may also stand after options.
+
+    Raises:
+        SystemExit: `--help`, or arguments that do not parse.
+    """
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "inputs") or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes a list of positional arguments only where they stand together
+        arguments.inputs += rest
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -248,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: `--help`, or arguments that do not parse.
     """
-    arguments = build_parser().parse_args(argv)
+    arguments = parse_command(argv)
     os.environ |= NO_USAGE_REPORTS
     try:
         with _stdout_to_stderr():

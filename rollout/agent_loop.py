@@ -10,11 +10,11 @@ What fails is told apart. The world (an environment, a sandbox, a grader) failin
 and is graded. The system failing (`EngineError`) is raised.
 """
 
-import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from envs.config import EnvironmentConfig
 from envs.environment import (
@@ -29,6 +29,7 @@ from envs.environment import (
     takes_text,
 )
 from envs.episode import Episode, StopReason
+from envs.foreign_code import call_foreign
 from envs.messages import JsonValue, Message, Role, ToolCall
 from envs.sandbox import SandboxError
 from envs.task import Task
@@ -201,9 +202,9 @@ def _stop_for(kind: FailureKind, finish: str) -> StopReason:
 async def grade(grader: Grader, episode: Episode) -> Outcome:
     """Grade an episode; whatever the grader raises becomes an Invalid outcome."""
     try:
-        async with asyncio.timeout(GRADER_TIMEOUT_SECONDS):
-            num_turns = sum(message.role is Role.POLICY for message in episode.messages)
-            return require_outcome(await grader(episode), num_turns)
+        num_turns = sum(message.role is Role.POLICY for message in episode.messages)
+        outcome = await call_foreign(partial(grader, episode), None, GRADER_TIMEOUT_SECONDS)
+        return require_outcome(outcome, num_turns)
     except TimeoutError:
         detail = f"no outcome within {GRADER_TIMEOUT_SECONDS:g} s"
         return Invalid(reason="grader_timeout", blame=Blame.GRADER, detail=detail)

@@ -210,6 +210,17 @@ async def test_an_environment_that_is_not_the_same_twice_is_found():
     assert set(await find_rules(make_spec(Forgetful))) == {"determinism"}
 
 
+async def test_what_differs_is_named():
+    class Dated(Echo):
+        def artifacts(self):
+            self.date = getattr(self, "date", "") or str(random.random())
+            return {**super().artifacts(), "date": self.date}
+
+    (failed,) = await check_rewards(make_spec(Dated), num_tasks=1)
+    assert failed.name == "determinism"
+    assert re.search(r"the artifact 'date' differs: '0\.\d+', then '0\.\d+'", failed.details[0])
+
+
 async def test_tools_without_help_are_found():
     class Curt(Echo):
         def say(self, word: str) -> str:

@@ -74,6 +74,8 @@ async def grade(episode):
         raise KeyError("answer")
     if episode.task.reference.get("grader") == "exits":
         raise SystemExit(3)
+    if episode.task.reference.get("grader") == "interrupts":
+        raise KeyboardInterrupt
     if episode.task.reference.get("grader") == "number":
         return 0.5
     return Scored(value=float(episode.artifacts.get("number") == 3))
@@ -253,6 +255,7 @@ async def test_a_reset_that_raises_is_invalid_and_costs_nothing():
     [
         ("raises", "KeyError: 'answer'"),
         ("exits", "SystemExit: 3"),
+        ("interrupts", "RuntimeError: KeyboardInterrupt left the call"),
         ("number", "TypeError: the grader returned float, not Scored or Invalid"),
     ],
 )

@@ -45,6 +45,10 @@ async def crash(episode):
     return episode.artifacts["no such artifact"]
 
 
+async def interrupt(episode):
+    raise KeyboardInterrupt
+
+
 async def hang(episode):
     await asyncio.sleep(60)
 
@@ -99,6 +103,7 @@ BROKEN = {
     "a grader that gives two": (judged_by(give_two), "grader"),
     "a grader that gives a bare number": (judged_by(give_a_number), "grader"),
     "a grader that crashes": (judged_by(crash), "grader"),
+    "a grader that interrupts": (judged_by(interrupt), "grader"),
     "a grader that hangs": (judged_by(hang), "grader"),
     "a grader that is down": (judged_by(give_up), "grader"),
     "a grader that changes its mind": (judged_by(change_its_mind), "grader"),

@@ -307,6 +307,10 @@ class Tolerant(Vault):
         return super().reset(name, code)
 
 
+def raise_as_expert(task, source):
+    raise LookupError("no recipe")
+
+
 BROKEN = {
     "a parameter without a type": (spec_of(Untyped), "tools"),
     "a type that nobody can write": (spec_of(Unwritable), "tools"),
@@ -326,6 +330,7 @@ BROKEN = {
     "a tool that sleeps": (spec_of(SleepyTool), "time"),
     "a close that sleeps": (spec_of(SleepyClose), "time"),
     "a tool that crashes": (spec_of(Crashing), "plays"),
+    "an expert that crashes": (spec_of(Vault, expert=raise_as_expert), "plays"),
     "a tool that interrupts": (spec_of(Interrupting), "plays"),
     "an opening that is no text": (spec_of(Mute), "plays"),
     "a reply that is no text": (spec_of(Counting), "plays"),
