@@ -87,7 +87,7 @@ class Encyclopedia(Reading):
 
     def reset(self, question: str, digest: str, page_characters: int) -> str:
         """Set the task: the question itself is the opening."""
-        self._start_reading(digest, page_characters)
+        self._start_reading(load_foldoc(), digest, page_characters)
         return question
 
     def answer(self, value: str, documents: list[str]) -> str:

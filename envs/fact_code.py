@@ -153,7 +153,7 @@ class FactCode(Reading, Workspace):
 
     async def reset(self, question: str, digest: str, page_characters: int) -> str:
         """Set the task: a dictionary, and a workspace without files."""
-        self._start_reading(digest, page_characters)
+        self._start_reading(load_foldoc(), digest, page_characters)
         await self._start_workspace({}, owner="fact_code")
         return question
 

@@ -5,7 +5,7 @@ their `reset`. As in a printed dictionary, a page goes on with the articles that
 page has to be looked through; its length is a parameter, and so sets how long an episode gets.
 """
 
-from envs.corpora.foldoc import Article, Dictionary, load_foldoc
+from envs.corpora.foldoc import Article, Dictionary
 from envs.corpora.walks import NUM_HITS
 from envs.environment import ToolError
 
@@ -22,13 +22,13 @@ class Reading:
     _page: str = ""
     """The page that was opened last."""
 
-    def _start_reading(self, digest: str, page_characters: int) -> None:
-        """Open the dictionary.
+    def _start_reading(self, dictionary: Dictionary, digest: str, page_characters: int) -> None:
+        """Open a dictionary.
 
         Raises:
-            ValueError: it is not installed, or is not the one that the task was made from.
+            ValueError: it is not the one that the task was made from.
         """
-        self._dictionary = load_foldoc()
+        self._dictionary = dictionary
         if self._dictionary.digest != digest:
             raise ValueError(
                 f"the task was made from dictionary {digest}, "

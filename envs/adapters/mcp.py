@@ -11,34 +11,24 @@ A task's data is `{"prompt": ...}`.
 """
 
 import asyncio
-import inspect
 import io
 import json
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TextIO
+from typing import TextIO
 
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client import Transport
 from mcp.types import INVALID_PARAMS, CallToolResult, TextContent, Tool
 
-from envs.environment import EnvironmentSpec, Expert, ToolError
+from envs.adapters.tool_methods import ForeignTool, make_methods
+from envs.environment import EnvironmentSpec, Expert, ToolError, valid_text
 from envs.messages import JsonValue
 from envs.task import Task
-from envs.tools import RESERVED_NAMES
 
 Server = str | Sequence[str]
 """The URL of a server, or the command that starts one."""
-
-_PYTHON_TYPES: Mapping[str, type] = {
-    "string": str,
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
 
 
 def mcp_environment(
@@ -62,12 +52,19 @@ def mcp_environment(
     # A loop may be running here already: this is called while a module is imported.
     with ThreadPoolExecutor(max_workers=1) as threads:
         tools = threads.submit(asyncio.run, _list_tools(server)).result()
-    members: dict[str, object] = {"server": server}
-    for tool in tools:
-        if tool.name in (*RESERVED_NAMES, "submit") or tool.name.startswith("_"):
-            raise ValueError(f"MCP server of {name}: no tool may be called {tool.name!r}")
-        members[tool.name] = _make_method(tool)
-    kind = type(f"Mcp_{name}", (McpWorld,), members)
+    descriptions = [
+        ForeignTool(
+            name=tool.name,
+            description=tool.description or tool.title or "",
+            schema=tool.input_schema,
+        )
+        for tool in tools
+    ]
+    try:
+        methods = make_methods(descriptions, McpWorld)
+    except ValueError as error:
+        raise ValueError(f"MCP server of {name}: {error}") from None
+    kind = type(f"Mcp_{name}", (McpWorld,), {"server": server, **methods})
     return EnvironmentSpec(name=name, environment=kind, tasks=tasks, expert=expert)
 
 
@@ -162,7 +159,7 @@ class McpSession:
             MCPError: the server broke.
         """
         try:
-            result = await self._client.call_tool(tool, dict(arguments))
+            result = await self._client.call_tool(tool, valid_json(arguments))
         except MCPError as error:
             if error.error.code == INVALID_PARAMS:
                 raise ToolError(error.error.message) from error
@@ -176,6 +173,11 @@ class McpSession:
         """Disconnect. Idempotent."""
         self._stop.set()
         await asyncio.wait([self._owner])
+
+
+def valid_json(arguments: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Replace by `?` in arguments what no UTF-8 text can hold: it would break the connection."""
+    return json.loads(valid_text(json.dumps(dict(arguments), ensure_ascii=False)))
 
 
 def spell_result(result: CallToolResult) -> str:
@@ -221,51 +223,3 @@ async def _list_tools(server: Server) -> list[Tool]:
         return await session.list_tools()
     finally:
         await session.close()
-
-
-def _make_method(tool: Tool) -> Callable[..., Awaitable[str]]:
-    """Make the method that stands for a tool: signature and docstring as if written by hand."""
-
-    async def method(self: McpWorld, **arguments: JsonValue) -> str:
-        given = {name: value for name, value in arguments.items() if value is not None}
-        return await self._call(tool.name, given)
-
-    schema = tool.input_schema
-    required = schema.get("required", [])
-    properties: Mapping[str, Any] = schema.get("properties", {})
-    names = sorted(properties, key=lambda name: name not in required)  # stable: required first
-    types = {name: _type_of(f"{tool.name}({name})", properties[name]) for name in names}
-    help_lines = [
-        f"    {name}: {' '.join(properties[name].get('description', name).split())}"
-        for name in names
-    ]
-    summary = " ".join((tool.description or tool.title or tool.name).split())
-    method.__name__ = tool.name
-    method.__doc__ = "\n".join([summary, "", "Args:", *help_lines] if names else [summary])
-    method.__annotations__ = {**types, "return": str}
-    method.__signature__ = inspect.Signature(  # pyright: ignore[reportFunctionMemberAccess]
-        [
-            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
-            *(
-                inspect.Parameter(
-                    name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=inspect.Parameter.empty if name in required else None,
-                    annotation=types[name],
-                )
-                for name in names
-            ),
-        ]
-    )
-    return method
-
-
-def _type_of(where: str, schema: Mapping[str, Any]) -> type:
-    """The Python type of a parameter's JSON schema; null beside one other type is left out."""
-    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
-    kind = choices[0].get("type") if len(choices) == 1 else None
-    if kind is None and len(choices) == 1 and "enum" in choices[0]:
-        kind = "string"
-    if not isinstance(kind, str) or kind not in _PYTHON_TYPES:
-        raise ValueError(f"MCP tool {where} has the schema {dict(schema)}: no policy can write it")
-    return _PYTHON_TYPES[kind]

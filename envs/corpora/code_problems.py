@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from envs.bundle import CALL, bundle
-from envs.corpora.cache import cache_folder, read_cached, write_cached
+from envs.cache import cache_folder, read_cached, write_cached
 from envs.corpora.mutants import list_mutants
 from envs.corpora.problem_files import GENERATE, READERS, RawProblem
 from envs.function_calls import CallResult, call_function, is_same_value

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from envs.corpora.cache import cache_folder
+from envs.cache import cache_folder
 from envs.search_index import Document, SearchIndex
 
 SYSTEM_FOLDER = Path("/usr/share/dictd")
@@ -134,6 +134,18 @@ def read_dictionary(folder: Path, name: str) -> Dictionary:
         if not headword.startswith("00-database"):
             places.setdefault(place, []).append(headword)
     return _collect(content, places)
+
+
+def make_dictionary(articles: Sequence[tuple[str, str]]) -> Dictionary:
+    """Make a dictionary of titles and texts; where a title comes again, its text is left out."""
+    found: dict[str, Article] = {}
+    start = 0
+    for title, body in articles:
+        text = f"{title}\n\n{body.strip()}\n\n"
+        if _normalize(title) not in found:
+            found[_normalize(title)] = Article(title=title, start=start, text=text)
+            start += len(text)
+    return Dictionary([*found.values()], found)
 
 
 def _collect(content: bytes, places: dict[tuple[int, int], list[str]]) -> Dictionary:

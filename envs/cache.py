@@ -1,4 +1,4 @@
-"""Where data that was derived or unpacked once is kept between runs."""
+"""Where data and programs that were fetched or derived once are kept between runs."""
 
 import json
 import os
@@ -9,9 +9,10 @@ from envs.messages import JsonValue
 
 
 def cache_folder() -> Path:
-    """Return the folder `limosa` below the user's cache folder; it may not exist yet."""
+    """Return `LIMOSA_CACHE`, or `limosa` below the user's cache folder; it may not exist yet."""
+    chosen = os.environ.get("LIMOSA_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "limosa"
+    return Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "limosa"
 
 
 def read_cached(path: Path) -> JsonValue:
