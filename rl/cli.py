@@ -26,6 +26,34 @@ from rl.verbs import BAD_INPUT, VERBS, Report
 
 FAILURE = 1
 
+_CHECKS = """\
+  tools        tools have types that a policy can write, a docstring, and a line for each argument
+  tasks        tasks can be made, in both splits, each id once
+  time         reset, tools and close answer in time
+  plays        an episode does not break
+  records      tasks and episodes survive JSON and pickling
+  determinism  the same task and actions give the same episode
+  isolation    an episode does not depend on the one before
+  hooks        done, artifacts and reward say the same when asked again
+  snapshot     a restored snapshot goes on as the episode did
+  malformed    no call that a policy can write breaks the world
+  cancel       a cancelled tool ends, and its episode can be closed
+  parallel     episodes played at once do not meet
+  process      an episode leaves the process as it was
+  leaks        many episodes leave no process, file, thread or memory behind
+  grader       the grader gives every episode a score in [0, 1], and the same twice
+  empty        a policy that does nothing scores 0
+  claim        a policy that says it succeeded scores 0
+  recital      a policy that only talks about the answer fails
+  haste        a policy that calls done at once fails
+  garbage      a policy that calls tools without sense fails
+  answer list  a policy that gives all answers at once fails
+  secrets      the opening does not show what only the grader may know
+  gold         an expert scores 1
+  tokens       what the policy reads is the same after encoding and decoding
+  masks        by tokens an episode is the same, and the policy's tokens alone are trained on"""
+"""Name and rule of each check, in the order in which they run."""
+
 _HELP = {
     "train": (
         "improve a policy by reinforcement learning",
@@ -76,14 +104,16 @@ writes nothing""",
     ),
     "check": (
         "prove a configuration sound before a run pays for it",
-        """Look at keys and values, the checkpoint's files, tasks, graders, the length of the
-openings and memory; then prove each environment sound. Episodes are played by its expert, by
-policies that do nothing, write garbage, claim success or recite answers; twice, after one another,
-at once, cancelled, and many times over: they must not change, meet, break, leak or pay. Loads no
-torch. The last line of each environment is its badge.
+        f"""Look at keys and values, the checkpoint's files, tasks, graders, the length of the
+openings and memory; then, where a run could start, prove each environment sound: the last line of
+each is its badge. Loads no torch.
 
   limosa check configs/quickstart.toml
   limosa check configs/quickstart.toml environments.guess.use=guess:SPEC
+
+The checks of an environment; one that builds on another is skipped where that one fails:
+
+{_CHECKS}
 
 writes nothing. Keys of --json: errors (a count); findings (subject, text, verdict: good or error);
 environments, by name: sound, badge, num_tasks, seconds, results (name, rule, verdict: passed,
