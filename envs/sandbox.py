@@ -19,12 +19,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 from envs.sandboxes import bubblewrap
 from envs.sandboxes.bubblewrap import ROOT_STAND_IN, find_launcher, memory_file
 from envs.sandboxes.protocol import Backend, SandboxError, SandboxLimits
 from envs.sandboxes.registry import choose_backend, start_sandbox
+from envs.sandboxes.slots import Slots
 
 __all__ = ["ROOT_STAND_IN", "SandboxError", "SandboxLimits", "SandboxResult", "run_python"]
 
@@ -81,7 +81,7 @@ async def run_python(
     text = program.encode("utf-8", "replace")
     source = b"%d\n%s%s" % (len(text), text, stdin.encode("utf-8", "replace"))
     launcher = _find_launcher()
-    async with _slots():
+    async with _SLOTS:
         started = time.monotonic()
         with ExitStack() as stack:
             files = [stack.enter_context(memory_file(content)) for content in (source, b"", b"")]
@@ -142,13 +142,8 @@ async def _run(
     return process.returncode
 
 
-_SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
-def _slots() -> asyncio.Semaphore:
-    """Bound the sandboxes at once, so that a crowd of them does not run into the wall clock."""
-    loop = asyncio.get_running_loop()
-    return _SLOTS.setdefault(loop, asyncio.Semaphore(2 * (os.cpu_count() or 1)))
+_SLOTS = Slots(2 * (os.cpu_count() or 1))
+"""Bounds the sandboxes at once, so that a crowd of them does not run into the wall clock."""
 
 
 def _arguments(limits: SandboxLimits) -> list[str]:
@@ -196,7 +191,7 @@ async def _run_elsewhere(
     backend: Backend, program: str, stdin: str, limits: SandboxLimits
 ) -> SandboxResult:
     """Run a program in a fresh sandbox of another backend than bubblewrap."""
-    async with _slots():
+    async with _SLOTS:
         sandbox = await start_sandbox(limits, owner="one program", backend=backend)
         try:
             result = await sandbox.exec(

@@ -5,15 +5,13 @@ Takes an environment, returns its `Soundness`. `limosa check` runs it.
 
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from envs.check import ENVIRONMENT_CHECKS
 from envs.config import EnvironmentConfig
 from envs.environment import EnvironmentSpec, Expert
 from envs.episode import Episode
-from envs.foreign_code import call_foreign
 from envs.messages import JsonValue, Message, Role
 from envs.soundness import (
     Check,
@@ -29,8 +27,9 @@ from envs.soundness import (
     say_nothing,
 )
 from envs.task import Task
+from rewards.grading import grade_episode
 from rewards.registry import load_grader
-from rewards.reward import Blame, Invalid, Outcome, Scored, require_outcome
+from rewards.reward import Invalid, Outcome, Scored
 
 LUCK = 0.5
 """Mean score that a senseless policy may have: a guess can be right."""
@@ -189,16 +188,11 @@ async def _find_paid(
 
 async def grade(subject: Subject, task: Task, episode: Episode) -> Outcome:
     """Grade an episode; what the grader raises, and one that hangs, are Invalid outcomes."""
-    seconds = subject.limits.grader_seconds
-    try:
-        grader = partial(load_grader(task.grader), episode)
-        return require_outcome(await call_foreign(grader, timeout_seconds=seconds))
-    except TimeoutError:
-        detail = f"no outcome within {seconds:g} s"
-        return Invalid(reason="grader_timeout", blame=Blame.GRADER, detail=detail)
-    except (Exception, SystemExit) as error:  # foreign code: it may raise anything
-        detail = " ".join(f"{type(error).__name__}: {error}".split())
-        return Invalid(reason="grader_failed", blame=Blame.GRADER, detail=detail)
+
+    def load_and_grade(episode: Episode) -> Awaitable[Outcome]:
+        return load_grader(task.grader)(episode)
+
+    return await grade_episode(load_and_grade, episode, subject.limits.grader_seconds)
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from envs.config import EnvironmentConfig
 from envs.environment import (
@@ -29,12 +28,12 @@ from envs.environment import (
     takes_text,
 )
 from envs.episode import Episode, StopReason
-from envs.foreign_code import call_foreign
 from envs.messages import JsonValue, Message, Role, ToolCall
 from envs.sandbox import SandboxError
 from envs.task import Task
 from envs.tools import call_tool, tool_specs
-from rewards.reward import Blame, Grader, Invalid, Outcome, require_outcome
+from rewards.grading import grade_episode
+from rewards.reward import Blame, Grader, Invalid, Outcome
 from rollout.config import RolloutConfig
 from rollout.engine import Engine, SamplingConfig, Session, SessionReport
 from rollout.input_error import InputError, about_input
@@ -200,18 +199,8 @@ def _stop_for(kind: FailureKind, finish: str) -> StopReason:
 
 
 async def grade(grader: Grader, episode: Episode) -> Outcome:
-    """Grade an episode; whatever the grader raises becomes an Invalid outcome."""
-    try:
-        num_turns = sum(message.role is Role.POLICY for message in episode.messages)
-        outcome = await call_foreign(partial(grader, episode), None, GRADER_TIMEOUT_SECONDS)
-        return require_outcome(outcome, num_turns)
-    except TimeoutError:
-        detail = f"no outcome within {GRADER_TIMEOUT_SECONDS:g} s"
-        return Invalid(reason="grader_timeout", blame=Blame.GRADER, detail=detail)
-    except (Exception, SystemExit) as error:  # a grader is foreign code: it may raise anything
-        _log.warning("grader of %s raised", episode.task.id, exc_info=error)
-        detail = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return Invalid(reason="grader_failed", blame=Blame.GRADER, detail=detail)
+    """Grade an episode; whatever the grader does, an outcome comes out and nobody else waits."""
+    return await grade_episode(grader, episode, GRADER_TIMEOUT_SECONDS)
 
 
 def blame(failure: EnvironmentFailure) -> Invalid:

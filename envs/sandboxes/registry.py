@@ -12,13 +12,15 @@ from weakref import WeakKeyDictionary
 from envs.registry import load_named
 from envs.sandboxes.lease import DEFAULT_TTL_SECONDS, open_lease, reap
 from envs.sandboxes.protocol import Backend, Sandbox, SandboxError, SandboxLimits
+from envs.sandboxes.slots import Slots
 
 ENTRY_POINTS = "limosa.sandboxes"
 DEFAULTS = ("envs.sandboxes.bubblewrap:BACKEND", "envs.sandboxes.sandlock:BACKEND")
 """In this order; named by path, so that they are there before anything is installed."""
 
 _CHOICES: dict[tuple[str, ...], Backend] = {}
-_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_STARTING = Slots(2 * (os.cpu_count() or 1))
+"""A crowd that starts at once would take turns on the cores until each of them is late."""
 _CHOOSING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
@@ -82,8 +84,5 @@ async def start_sandbox(
         SandboxError: it does not start.
     """
     backend = backend or await choose_backend()
-    # A crowd that starts at once would take turns on the cores until each of them is late.
-    most = 2 * (os.cpu_count() or 1)
-    slots = _STARTING.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
-    async with slots:
+    async with _STARTING:
         return await backend.start(limits or SandboxLimits(), open_lease(owner, ttl_seconds))
