@@ -19,7 +19,6 @@ from envs.registry import load_environment
 from envs.soundness import CheckLimits, Soundness
 from envs.task import Task
 from envs.task_sets import load_tasks
-from envs.tools import tool_specs
 from model.config import ModelConfig
 from rewards.check import prove
 from rewards.registry import load_grader
@@ -30,8 +29,10 @@ from rl.doctor import available_memory_gib
 from rl.dotted_path import load_attribute
 from rollout.cache_plan import check_cache, plan_cache
 from rollout.check import token_checks
+from rollout.config import RolloutConfig
 from rollout.engine import EngineError
 from rollout.renderer import count_opening_tokens
+from rollout.sub_agent import offered_tools
 from rollout.tokenizer import Tokenizer
 
 NUM_OPENINGS = 64
@@ -126,7 +127,7 @@ def check_ready(config: RunConfig) -> list[Finding]:
     tokenizer = Tokenizer.load(config.model.checkpoint) if _is_good(findings[0]) else None
     for name, section in config.environments.items():
         for split in Split:
-            findings += _check_tasks(name, section, split, tokenizer, config.rollout.max_tokens)
+            findings += _check_tasks(name, section, split, tokenizer, config.rollout)
     return findings
 
 
@@ -173,7 +174,7 @@ def _check_cache(config: RunConfig) -> str:
         check_cache(plan, config.rollout)
     except EngineError as error:
         raise ValueError(str(error)) from error
-    return f"{config.rollout.max_concurrent_episodes} conversations fit the cache"
+    return f"{config.rollout.max_conversations} conversations fit the cache"
 
 
 def _check_ray(address: str) -> str:
@@ -198,7 +199,7 @@ def _check_tasks(
     section: EnvironmentConfig,
     split: Split,
     tokenizer: Tokenizer | None,
-    max_tokens: int,
+    rollout: RolloutConfig,
 ) -> Iterator[Finding]:
     subject = f"environments.{name}"
     tasks: list[Task] = []
@@ -211,24 +212,26 @@ def _check_tasks(
 
     yield _try(subject, look)
     if tasks and tokenizer is not None:
-        yield _try(subject, lambda: asyncio.run(_check_openings(tasks, tokenizer, max_tokens)))
+        yield _try(subject, lambda: asyncio.run(_check_openings(tasks, tokenizer, rollout)))
 
 
-async def _check_openings(tasks: Sequence[Task], tokenizer: Tokenizer, max_tokens: int) -> str:
+async def _check_openings(
+    tasks: Sequence[Task], tokenizer: Tokenizer, rollout: RolloutConfig
+) -> str:
     longest = 0
     for task in islice(tasks, NUM_OPENINGS):
         spec = load_environment(task.environment)
         try:
             environment, opening = await start_episode(spec, task)
-            tools = tool_specs(environment)
+            tools = offered_tools(environment, rollout)
             await end_episode(environment)
         except EnvironmentFailure as error:
             raise ValueError(f"task {task.id!r}: {error}") from error
         tokens = count_opening_tokens(tokenizer, tools, opening)
-        if tokens >= max_tokens:
+        if tokens >= rollout.max_tokens:
             raise ValueError(
                 f"context too small for the first prompt: task {task.id!r} opens with {tokens} "
-                f"tokens, rollout.max_tokens = {max_tokens}: raise it"
+                f"tokens, rollout.max_tokens = {rollout.max_tokens}: raise it"
             )
         longest = max(longest, tokens)
-    return f"openings have at most {longest} of {max_tokens} tokens"
+    return f"openings have at most {longest} of {rollout.max_tokens} tokens"

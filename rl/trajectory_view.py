@@ -24,6 +24,8 @@ _STYLES = {
     Source.TEMPLATE: "dim",
     Source.PROMPT: "default",
     Source.POLICY: "bold green",
+    Source.SUB_AGENT: "bold green",
+    Source.MASKED_SUB_AGENT: "green",
     Source.TOOL: "dim cyan",
 }
 

@@ -14,8 +14,9 @@ from envs.soundness import Check, Subject
 from envs.task import Task
 from envs.tools import tool_specs
 from rewards.reward import Outcome, Scored
-from rollout.agent_loop import Attempt, World, run_episode
+from rollout.agent_loop import World, run_episode
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.renderer import Renderer
 from rollout.scripted_engine import ScriptedEngine
 from rollout.tokenizer import Tokenizer

@@ -14,8 +14,9 @@ from envs.registry import load_environment
 from envs.task import Task
 from rewards.registry import load_grader
 from rewards.reward import Grader
-from rollout.agent_loop import Attempt, World, run_episode
+from rollout.agent_loop import World, run_episode
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import Engine
 from rollout.gateway import Gateway
 from rollout.input_error import InputError, about_input

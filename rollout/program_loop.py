@@ -11,8 +11,9 @@ from envs.episode import Episode, StopReason
 from envs.messages import JsonValue
 from envs.program import ProgramSpec, run_program
 from rewards.reward import Blame, Invalid
-from rollout.agent_loop import Attempt, World, blame, grade
+from rollout.agent_loop import World, blame, grade
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import Engine
 from rollout.gateway import Gateway
 from rollout.recorder import Recorder

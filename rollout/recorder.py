@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 from envs.episode import StopReason
 from envs.messages import JsonValue, Message, Role, ToolCall, ToolSpec
-from rollout.agent_loop import Attempt
 from rollout.chat import ChatReply, ChatRequest, RequestError
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import Engine, EngineError, Generation, SamplingConfig, Session
 from rollout.renderer import Piece, describe_tools, spell_argument
 from rollout.tokenizer import Tokenizer

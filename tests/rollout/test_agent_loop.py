@@ -12,8 +12,9 @@ from envs.messages import Role
 from envs.sandbox import SandboxError
 from envs.task import Task
 from rewards.reward import Blame, Invalid, Scored
-from rollout.agent_loop import Attempt, World, run_episode
+from rollout.agent_loop import World, run_episode
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import EngineError
 from rollout.input_error import InputError
 from rollout.scripted_engine import ScriptedEngine

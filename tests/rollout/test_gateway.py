@@ -14,8 +14,8 @@ import pytest
 
 from envs.messages import Message, Role, ToolCall
 from envs.task import Task
-from rollout.agent_loop import Attempt
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import EngineError
 from rollout.gateway import Gateway
 from rollout.recorder import Recorder

@@ -13,8 +13,9 @@ from envs.task import Task
 from model import checkpoint
 from model.logprobs import sequence_logprobs
 from rewards.reward import Scored
-from rollout.agent_loop import Attempt, World
+from rollout.agent_loop import World
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.gateway import Gateway
 from rollout.program_loop import run_program_episode
 from rollout.tokenizer import Tokenizer
