@@ -107,13 +107,14 @@ async def test_the_expert_proves_its_answer_within_six_turns(dictionary):
 
 
 @pytest.mark.parametrize(
-    ("hops", "page_characters", "num_tokens"), [(8, 5_000, 10_000), (25, 16_000, 100_000)]
+    ("hops", "page_characters", "num_tokens"),
+    [(8, 5_000, 10_000), (25, 16_000, 100_000), (62, 64_000, 1_000_000)],
 )
 async def test_an_episode_is_as_long_as_its_parameters_say(
     dictionary, hops, page_characters, num_tokens
 ):
     """The small dictionary is written again and again until pages of that length are full."""
-    dictionary.text = dictionary.text * 20
+    dictionary.text = dictionary.text * 40
     tasks = make_tasks(Split.TRAIN, hops=hops, page_characters=page_characters, num_tasks=4)
     episode = await play(
         SPEC,

@@ -1,4 +1,4 @@
-"""A policy that asks itself on a real engine: log-probs of all its conversations are the learner's."""
+"""A policy that asks itself on a real engine: all its log-probs are the learner's."""
 
 from pathlib import Path
 
