@@ -142,7 +142,7 @@ writes the new folder: config.json, model.safetensors, tokenizer.json, and for k
 tokenizer_config.json and generation_config.json""",
     ),
     "bench": (
-        "measure the agent loop, or the kernels on the CPU",
+        "measure the agent loop, the kernels on the CPU, or the environments",
         """rollout: sampled tokens per second of the whole agent loop with instant tools, and of the
 same engine with the same sessions and lengths but nothing around it, for a configuration (default:
 configs/quickstart.toml). Two minutes.
@@ -153,8 +153,18 @@ kimi_linear of the same sizes; the memory of the log-probs next to that of the l
 decoding equals training bit for bit; every operation over plain PyTorch and torch.compile of it;
 the Triton kernels compiled for three GPUs. Ten minutes.
 
+envs: what worlds cost, played by their experts: episodes per second and core; starts of sandboxes,
+cold and from a pool; times of graders, and of a search in the largest corpus here; then 200
+episodes at once, with their failures and their memory. What needs data that is not here is named
+and left out. One minute. Keys of --json: cores, episodes; by environment:
+episodes_per_second_per_core, failures, skipped (the reason); grader (by name: p50_ms, p99_ms);
+sandbox_backend, sandbox_cold_p50_ms, sandbox_pooled_p50_ms, sandbox_exec_p50_ms; search_corpus,
+search_documents, search (p50_ms, p99_ms); parallel_episodes, parallel_failures, parallel_seconds,
+parallel_peak_mib
+
   limosa bench rollout --json
   limosa bench kernels
+  limosa bench envs
 
 writes nothing""",
     ),
@@ -205,7 +215,9 @@ def build_parser() -> argparse.ArgumentParser:
             "--json", action="store_true", help="print one JSON object last on standard output"
         )
         by_name[name] = verb
-    by_name["bench"].add_argument("subject", choices=["rollout", "kernels"], help="what to measure")
+    by_name["bench"].add_argument(
+        "subject", choices=["rollout", "kernels", "envs"], help="what to measure"
+    )
     for name in ("train", "warm-start", "collect", "eval", "check"):
         _add_inputs(by_name[name], nargs="+")
     _add_inputs(by_name["bench"], nargs="*")

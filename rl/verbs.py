@@ -7,6 +7,7 @@ verbs that need them.
 import argparse
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,18 +175,16 @@ def run_export(arguments: argparse.Namespace) -> Report:
 
 
 def run_bench(arguments: argparse.Namespace) -> Report:
-    """`limosa bench rollout`, `limosa bench kernels`.
+    """`limosa bench rollout`, `limosa bench kernels`, `limosa bench envs`.
 
     Raises:
-        ValueError: `bench kernels` was given a configuration.
+        ValueError: `bench kernels` or `bench envs` was given a configuration.
     """
-    if arguments.subject == "kernels":
+    if arguments.subject != "rollout":
         if arguments.inputs:
-            raise ValueError(f"bench kernels takes no configuration: {arguments.inputs[0]}")
-        from rl.kernel_bench import bench_kernels, render
-
-        bench, comparisons = bench_kernels()
-        return Report(values=dataclasses.asdict(bench), text=render(bench, comparisons))
+            name = arguments.subject
+            raise ValueError(f"bench {name} takes no configuration: {arguments.inputs[0]}")
+        return _bench_kernels() if arguments.subject == "kernels" else _bench_envs()
     inputs = arguments.inputs or ["configs/quickstart.toml"]
     config: RunConfig = load_config(*split_inputs(inputs))
     from model.checkpoint import require_loadable
@@ -197,6 +196,20 @@ def run_bench(arguments: argparse.Namespace) -> Report:
     result = bench_rollout(config.model.checkpoint, config.rollout)
     values = dataclasses.asdict(result)
     return Report(values=values, text=_listing(values))
+
+
+def _bench_kernels() -> Report:
+    from rl.kernel_bench import bench_kernels, render
+
+    bench, comparisons = bench_kernels()
+    return Report(values=dataclasses.asdict(bench), text=render(bench, comparisons))
+
+
+def _bench_envs() -> Report:
+    from rl.envs_bench import bench_envs, render
+
+    bench = bench_envs(announce=lambda line: sys.stderr.write(f"bench: {line}\n"))
+    return Report(values=dataclasses.asdict(bench), text=render(bench))
 
 
 def run_doctor(arguments: argparse.Namespace) -> Report:
