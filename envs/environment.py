@@ -119,8 +119,8 @@ def takes_text(environment: object) -> bool:
     return callable(getattr(environment, "step", None))
 
 
-async def answer_text(environment: object, text: str) -> str:
-    """Give the policy's plain text to `step`, and return its reply.
+async def answer_text(environment: object, text: str, max_characters: int = 2000) -> str:
+    """Give the policy's plain text to `step`, and return its reply, cut like a tool's.
 
     Raises:
         EnvironmentFailure: `step` raised, or returned no text.
@@ -129,7 +129,7 @@ async def answer_text(environment: object, text: str) -> str:
     if not isinstance(reply, str):
         name = type(environment).__name__
         raise EnvironmentFailure(f"{name}.step returned {type(reply).__name__}, not text")
-    return valid_text(reply)
+    return cut_reply(reply, max_characters)
 
 
 async def is_done(environment: object) -> bool:
@@ -190,6 +190,14 @@ async def end_episode(environment: object) -> None:
         EnvironmentFailure: `close` raised.
     """
     await _call_hook(environment, "close", default=None)
+
+
+def cut_reply(reply: str, max_characters: int) -> str:
+    """Make valid text of bounded length out of a reply; it says so where it is cut."""
+    kept = valid_text(reply[:max_characters])
+    if len(reply) > max_characters:
+        return f"{kept}\n(cut: {len(reply)} characters)"
+    return kept
 
 
 def valid_text(text: str) -> str:

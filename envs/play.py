@@ -87,7 +87,7 @@ async def answer_action(
     """
     replies = []
     if not action.tool_calls:
-        text = await answer_text(environment, action.text)
+        text = await answer_text(environment, action.text, max_characters)
         return [Message(role=Role.TOOL, text=text, tool_name="step")]
     for call in action.tool_calls:
         text = await call_tool(environment, call, timeout_seconds, max_characters)

@@ -14,8 +14,8 @@ from envs.environment import (
     EnvironmentFailure,
     ToolError,
     boundary,
+    cut_reply,
     is_trl_class,
-    valid_text,
 )
 from envs.foreign_code import call_foreign
 from envs.messages import JsonValue, ToolCall, ToolSpec
@@ -103,10 +103,7 @@ async def call_tool(
     if not isinstance(reply, str):
         name = f"{type(environment).__name__}.{call.name}"
         raise EnvironmentFailure(f"{name} returned {type(reply).__name__}, not text")
-    reply = valid_text(reply[: max_characters + 1]) + reply[max_characters + 1 :]
-    if len(reply) > max_characters:
-        reply = f"{reply[:max_characters]}\n(cut: {len(reply)} characters)"
-    return reply
+    return cut_reply(reply, max_characters)
 
 
 @cache  # signatures and docstrings are read once per class, not at every call of a tool

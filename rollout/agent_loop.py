@@ -188,7 +188,7 @@ class _Play:
             return [], StopReason.FINISHED
         replies: list[Message] = []
         if not action.tool_calls:
-            text = await answer_text(environment, action.text)
+            text = await answer_text(environment, action.text, self._limits.max_tool_characters)
             replies.append(Message(role=Role.TOOL, text=text, tool_name="step"))
             return replies, StopReason.FINISHED if await is_done(environment) else None
         for call in action.tool_calls:

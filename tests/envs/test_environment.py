@@ -219,6 +219,8 @@ async def test_text_that_is_no_utf8_is_mended():
     assert opening == "a?b"
     assert takes_text(environment)
     assert await answer_text(environment, "x") == "x?"
+    long_reply = await answer_text(environment, "x" * 10_000_000, max_characters=3)
+    assert long_reply == "xxx\n(cut: 10000001 characters)"
 
 
 async def test_a_snapshot_is_json_and_goes_back():

@@ -378,3 +378,18 @@ async def test_each_turn_of_each_attempt_has_a_seed_of_its_own():
     again = ScriptedEngine(lambda session, turn: [LOOK, PUT][turn])
     await run_episode(Attempt(task=task()), world(), again, TOKENIZER, CONFIG)
     assert [sampling.seed for sampling in again.sampling["shelf/1#0@0"]] == seeds[:2]
+
+
+async def test_the_reply_to_plain_text_is_cut_like_a_tools():
+    class Flood:
+        def reset(self):
+            return "speak"
+
+        def step(self, text):
+            return text * 1_000_000
+
+    spec = EnvironmentSpec(name="flood", environment=Flood, tasks=lambda split: [])
+    flood = World(spec=spec, grader=grade, config=EnvironmentConfig(max_tool_characters=4))
+    engine = ScriptedEngine(lambda session, turn: write("lamp", END))
+    trajectory = await run_episode(Attempt(task=task()), flood, engine, TOKENIZER, CONFIG)
+    assert trajectory.episode.messages[2].text == "lamp\n(cut: 4000000 characters)"

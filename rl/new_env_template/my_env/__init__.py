@@ -1,1 +1,1 @@
-"""The environment my_env: add up two cards."""
+"""The environment my_env: name the larger of two cards."""

@@ -1,11 +1,11 @@
-"""The environment: two cards lie face down; turn them over and say their sum.
+"""The environment: two cards lie face down; turn them over and name the larger.
 
 An episode (`>` is the policy):
 
-    two cards: what is their sum?
+    two cards: which is the larger?
     > look(1)                            7
     > look(2)                            12
-    > answer(19)                         thank you
+    > answer(12)                         thank you
 
 Every public method but `reset`, `done` and `artifacts` is a tool: what the policy is told of it is
 its name, its types and its docstring.
@@ -27,7 +27,7 @@ class MyEnv:
         """Begin; `cards` is the task's `data`. What only the grader may know never comes here."""
         self._cards = cards
         self._answer: int | None = None
-        return "two cards: what is their sum?"
+        return "two cards: which is the larger?"
 
     def look(self, card: int) -> str:
         """Turn a card over.
@@ -40,17 +40,17 @@ class MyEnv:
             raise ToolError("there are the cards 1 and 2")
         return str(self._cards[card - 1])
 
-    def answer(self, total: int) -> str:
-        """Say the sum; this ends the episode.
+    def answer(self, number: int) -> str:
+        """Name the larger card; this ends the episode.
 
         Args:
-            total: The sum.
+            number: What stands on it.
         """
-        self._answer = total
+        self._answer = number
         return "thank you"
 
     def done(self) -> bool:
-        """Whether the sum was said."""
+        """Whether the answer was given."""
         return self._answer is not None
 
     def artifacts(self) -> dict[str, JsonValue]:
@@ -67,7 +67,7 @@ def make_expert(task: Task, source: random.Random) -> Expert:
         if len(seen) < 2:
             call = ToolCall(name="look", arguments={"card": len(seen) + 1})
         else:
-            call = ToolCall(name="answer", arguments={"total": sum(seen)})
+            call = ToolCall(name="answer", arguments={"number": max(seen)})
         return Message(role=Role.POLICY, tool_calls=(call,))
 
     return act
