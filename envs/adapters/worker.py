@@ -35,6 +35,7 @@ class Worker:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
+        """Questions to the process that runs now."""
         self._process: subprocess.Popen[str] | None = None
         atexit.register(self.stop)
 
@@ -85,20 +86,23 @@ class Worker:
             text=True,
             encoding="utf-8",
         )
-        reader = threading.Thread(target=self._read, args=(self._process, log), daemon=True)
-        reader.start()
+        self._waiting = {}  # what waits for the process before fails when its reader finds the end
+        arguments = (self._process, self._waiting, log)
+        threading.Thread(target=self._read, args=arguments, daemon=True).start()
 
     def _close_input(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
 
-    def _read(self, process: "subprocess.Popen[str]", log: IO[bytes]) -> None:
-        """Hand out replies until there are no more."""
+    def _read(
+        self, process: "subprocess.Popen[str]", waiting: dict[int, Future[Any]], log: IO[bytes]
+    ) -> None:
+        """Hand out the replies of a process until there are no more."""
         assert process.stdout is not None
         for line in process.stdout:
             reply = json.loads(line)
-            answer = self._waiting.pop(reply["id"])
+            answer = waiting.pop(reply["id"])
             if not answer.set_running_or_notify_cancel():
                 continue  # nobody waits any more
             if "error" in reply:
@@ -110,8 +114,8 @@ class Worker:
             log.seek(0)
             said = log.read().decode(errors="replace").strip().splitlines()[-1:]
         error = ConnectionError(f"the worker ended: {' '.join(said)[:300]}")
-        with self._lock:
-            waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
+        with self._lock:  # from here on it is not asked
+            lost = [*waiting.values()]
+        for answer in lost:
             if answer.set_running_or_notify_cancel():
                 answer.set_exception(error)
