@@ -7,11 +7,12 @@ not confine.
 
 import asyncio
 import os
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 from envs.registry import load_named
 from envs.sandboxes.lease import DEFAULT_TTL_SECONDS, open_lease, reap
-from envs.sandboxes.protocol import Backend, Sandbox, SandboxError, SandboxLimits
+from envs.sandboxes.protocol import NO_INPUTS, Backend, Sandbox, SandboxError, SandboxLimits
 from envs.sandboxes.slots import Slots
 
 ENTRY_POINTS = "limosa.sandboxes"
@@ -71,6 +72,7 @@ async def start_sandbox(
     owner: str,
     ttl_seconds: float = DEFAULT_TTL_SECONDS,
     backend: Backend | None = None,
+    inputs: Mapping[str, bytes] = NO_INPUTS,
 ) -> Sandbox:
     """Start a sandbox; whoever asks has to stop it, and the reaper does where they do not.
 
@@ -79,10 +81,12 @@ async def start_sandbox(
         owner: Whose it is, for people: `episode 17`.
         ttl_seconds: From its last operation until anybody may end it.
         backend: What confines it; the first that works here where None.
+        inputs: Files for programs to read, by name; see `protocol.Backend`.
 
     Raises:
         SandboxError: it does not start.
     """
     backend = backend or await choose_backend()
     async with _STARTING:
-        return await backend.start(limits or SandboxLimits(), open_lease(owner, ttl_seconds))
+        lease = open_lease(owner, ttl_seconds)
+        return await backend.start(limits or SandboxLimits(), lease, inputs)

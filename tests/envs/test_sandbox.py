@@ -28,6 +28,24 @@ async def test_a_program_reads_and_prints():
     assert not result.truncated
 
 
+async def test_inputs_are_mounted_read_only():
+    program = """
+import os, sys
+path = sys.argv[1] + "/secret.txt"
+def write(): open(path, "w")
+def change_mode(): os.chmod(path, 0o666)
+def move_over(): open("o", "w").close(); os.replace("o", path)
+def remove(): os.unlink(path)
+def add(): open(sys.argv[1] + "/new", "w")
+for way in (write, change_mode, move_over, remove, add):
+    try: way(); print(way.__name__)
+    except OSError: pass
+print(open(path).read())
+"""
+    result = await run_python(program, inputs={"secret.txt": b"as it was"})
+    assert result.stdout == b"as it was\n"
+
+
 async def test_a_program_that_raises_has_an_exit_code_and_no_output():
     result = await run("raise KeyError('secret')")
     assert (result.exit_code, result.stdout) == (1, b"")
@@ -198,7 +216,10 @@ os._exit(1)
 async def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch):
     launcher = sandbox._find_launcher()
     broken = sandbox._Launcher(
-        command=(*launcher.command[:-4], "/nowhere/python"), environment={}, open_files=()
+        command=launcher.command,
+        program=("/nowhere/python",),
+        environment={},
+        open_files=(),
     )
     monkeypatch.setattr(sandbox, "_find_launcher", lambda: broken)
     with pytest.raises(SandboxError, match=r"did not start: .*nowhere"):
