@@ -1,6 +1,7 @@
 """The sandbox: what a program can do, what it cannot, and what counts as its own fault."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -215,16 +216,11 @@ os._exit(1)
 
 async def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch):
     launcher = sandbox._find_launcher()
-    broken = sandbox._Launcher(
-        command=launcher.command,
-        program=("/nowhere/python",),
-        environment={},
-        open_files=(),
-    )
+    broken = dataclasses.replace(launcher, program=("/nowhere/python",))
     monkeypatch.setattr(sandbox, "_find_launcher", lambda: broken)
     with pytest.raises(SandboxError, match=r"did not start: .*nowhere"):
         await run("print(1)")
-    missing = sandbox._Launcher(command=("/nowhere/bwrap",), environment={}, open_files=())
+    missing = dataclasses.replace(broken, command=("/nowhere/bwrap",))
     monkeypatch.setattr(sandbox, "_find_launcher", lambda: missing)
     with pytest.raises(SandboxError, match="did not start"):
         await run("print(1)")
