@@ -13,10 +13,11 @@ from envs.adapters.mcp import mcp_environment
 from envs.environment import Split
 from envs.messages import Message, Role, ToolCall
 from envs.play import play
+from envs.soundness import CheckLimits
 from envs.task import Task
 from envs.task_sets import split_of
 from envs.tools import tool_specs
-from rewards.check import check_rewards
+from rewards.check import prove
 from rewards.reward import Scored
 
 SERVER = '''
@@ -154,7 +155,8 @@ def test_the_checker_accepts_a_sound_server(command, tmp_path, monkeypatch):
         return [replace(task, grader="notes_grader:grade") for task in make_tasks(split)]
 
     sound = mcp_environment(name="notes", server=[sys.executable, str(path)], tasks=tasks)
-    assert asyncio.run(check_rewards(sound, num_tasks=1)) == []
+    limits = CheckLimits(num_tasks=1, leak_episodes=10)  # each starts a server
+    assert asyncio.run(prove(sound, limits=limits)).failures == []
 
 
 def test_a_server_is_reached_over_http(command):
