@@ -82,18 +82,19 @@ def on_call(statement):
 
 
 RUN_AGAIN = """
-import os, pytest, sys
+import os, pytest, sys, tempfile
+OTHER = os.path.join(tempfile.gettempdir(), "other.py")
 def change_mode(path): os.chmod(path, 0o666)
 def rewrite(path): open(path, "w").write("def test_f(): pass")
 def move_over(path):
-    rewrite("/tmp/other.py")
-    os.replace("/tmp/other.py", path)
+    rewrite(OTHER)
+    os.replace(OTHER, path)
 def move_away(path): os.rename(path, path + ".old"), rewrite(path)
 def remove(path): os.unlink(path), rewrite(path)
 def move_the_folder(path):
     folder = os.path.dirname(path)
     os.rename(folder, folder + ".old"), os.mkdir(folder), rewrite(path)
-def link_over(path): os.unlink(path), rewrite("/tmp/o.py"), os.symlink("/tmp/o.py", path)
+def link_over(path): os.unlink(path), rewrite(OTHER), os.symlink(OTHER, path)
 tests = [name for name in os.listdir({folder}) if name.startswith("test_")]
 for name in tests:
     for way in (change_mode, rewrite, move_over, move_away, remove, link_over, move_the_folder):
