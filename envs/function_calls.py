@@ -32,6 +32,9 @@ def encode(value):
         return repr(value)
     if kind is list:
         return "[" + ", ".join([encode(item) for item in value]) + "]"
+    if kind is dict and set(map(type, value)) <= {str}:
+        pairs = [encode(key) + ": " + encode(item) for key, item in value.items()]
+        return "{" + ", ".join(pairs) + "}"
     if kind is str:
         from _json import encode_basestring_ascii
         return encode_basestring_ascii(value)

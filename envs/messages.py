@@ -40,6 +40,12 @@ class ToolParameter:
     """JSON schema type: string, integer, number, boolean, array or object."""
     description: str = ""
     is_required: bool = True
+    is_nullable: bool = False
+    """Whether null may be written."""
+    item_type: str = ""
+    """JSON schema type of an array's items; empty: any."""
+    choices: tuple[JsonScalar, ...] = ()
+    """The values that may be written; empty: all of the type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

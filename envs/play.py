@@ -9,10 +9,12 @@ from envs.environment import (
     EnvironmentFailure,
     EnvironmentSpec,
     Expert,
+    answer_text,
     collect_artifacts,
     end_episode,
     is_done,
     start_episode,
+    takes_text,
 )
 from envs.episode import Episode, StopReason
 from envs.messages import Message, Role
@@ -51,10 +53,10 @@ async def play(
             for _ in range(max_turns):
                 action = policy(messages)
                 messages.append(action)
-                if not action.tool_calls:
+                if not (action.tool_calls or takes_text(environment)):
                     stop = StopReason.UNPARSABLE
                     break
-                messages += await _answer(
+                messages += await answer_action(
                     environment, action, tool_timeout_seconds, max_tool_characters
                 )
                 if await is_done(environment):
@@ -73,11 +75,20 @@ async def play(
     return Episode(task=task, messages=tuple(messages), stop=stop, artifacts=artifacts)
 
 
-async def _answer(
-    environment: object, action: Message, timeout_seconds: float, max_characters: int
+async def answer_action(
+    environment: object,
+    action: Message,
+    timeout_seconds: float = 10.0,
+    max_characters: int = 2000,
 ) -> list[Message]:
-    """Carry out the calls of one policy message, up to the one that ends the episode."""
+    """Carry out the calls of one policy message, up to the one that ends the episode.
+
+    Plain text goes to the environment's `step`, and its reply is that of a tool of this name.
+    """
     replies = []
+    if not action.tool_calls:
+        text = await answer_text(environment, action.text, max_characters)
+        return [Message(role=Role.TOOL, text=text, tool_name="step")]
     for call in action.tool_calls:
         text = await call_tool(environment, call, timeout_seconds, max_characters)
         replies.append(Message(role=Role.TOOL, text=text, tool_name=call.name))

@@ -8,6 +8,8 @@ import difflib
 import importlib
 import importlib.metadata
 import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from envs.environment import EnvironmentSpec
@@ -19,15 +21,19 @@ def load_environment(name: str) -> EnvironmentSpec:
     """Load an environment.
 
     Args:
-        name: Registered name, or dotted path to an `EnvironmentSpec`.
+        name: Registered name, or dotted path to an `EnvironmentSpec` or to a class; the tasks of a
+            bare class are those that its section names.
 
     Raises:
         ValueError: one line: no such name, it cannot be imported, or it leads to something else.
     """
     spec = load_named("environment", ENTRY_POINTS, name)
+    if isinstance(spec, type) and callable(getattr(spec, "reset", None)):
+        return EnvironmentSpec(name=name, environment=spec, tasks=())
     if not isinstance(spec, EnvironmentSpec):
         kind = type(spec).__name__
-        raise ValueError(f"environment {name!r} is a {kind}, no EnvironmentSpec")  # noqa: TRY004
+        message = f"environment {name!r} is a {kind}, no EnvironmentSpec and no class with reset"
+        raise ValueError(message)  # noqa: TRY004
     return spec
 
 
@@ -42,7 +48,7 @@ def load_named(kind: str, group: str, name: str) -> object:
     Raises:
         ValueError: one line: no such name, or it cannot be imported.
     """
-    registered = {point.name: point.value for point in importlib.metadata.entry_points(group=group)}
+    registered = _registered(group)
     path = registered.get(name, name)
     module_name, colon, attribute = path.partition(":")
     if not (module_name and colon and attribute):
@@ -61,3 +67,9 @@ def load_named(kind: str, group: str, name: str) -> object:
     except (Exception, SystemExit) as error:  # the module is foreign code: it may raise anything
         line = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{kind} {name!r} cannot be loaded: {line}") from error
+
+
+@cache  # a walk over all installed packages, and every episode names a grader
+def _registered(group: str) -> Mapping[str, str]:
+    """Names of an entry-point group, and where they lead."""
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=group)}

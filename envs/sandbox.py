@@ -19,12 +19,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
-from weakref import WeakKeyDictionary
 
 from envs.sandboxes import bubblewrap
-from envs.sandboxes.bubblewrap import ROOT_STAND_IN, find_launcher, memory_file
-from envs.sandboxes.protocol import Backend, SandboxError, SandboxLimits
+from envs.sandboxes.bubblewrap import (
+    ROOT_STAND_IN,
+    find_launcher,
+    memory_file,
+    mount_inputs,
+)
+from envs.sandboxes.protocol import INPUTS, NO_INPUTS, Backend, SandboxError, SandboxLimits
 from envs.sandboxes.registry import choose_backend, start_sandbox
+from envs.sandboxes.slots import Slots
 
 __all__ = ["ROOT_STAND_IN", "SandboxError", "SandboxLimits", "SandboxResult", "run_python"]
 
@@ -46,20 +51,23 @@ class SandboxResult:
 
 _BOOTSTRAP = """
 import os, resource, sys
-status, *limits = map(int, sys.argv[1:])
+status, *limits = map(int, sys.argv[1:-1])
 for name, value in zip(("CPU", "AS", "NPROC", "FSIZE", "NOFILE", "CORE"), limits):
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value + (name == "CPU")))
 os.write(status, b"ready")
 os.closerange(3, 1024)
 os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
 program = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
-sys.argv[1:] = []
+sys.argv[1:] = filter(None, sys.argv[-1:])
 exec(compile(program, "program", "exec"), {"__name__": "__main__"})
 """
 
 
 async def run_python(
-    program: str, stdin: str = "", limits: SandboxLimits | None = None
+    program: str,
+    stdin: str = "",
+    limits: SandboxLimits | None = None,
+    inputs: Mapping[str, bytes] = NO_INPUTS,
 ) -> SandboxResult:
     """Run a Python program in a sandbox of its own.
 
@@ -67,6 +75,8 @@ async def run_python(
         program: Source text; it runs as `__main__` with the standard library alone.
         stdin: What it reads from standard input.
         limits: What it may use; the defaults of `SandboxLimits` where None.
+        inputs: Files that it can read and nobody in there can change, by name, in the folder that
+            is then its only argument.
 
     Returns:
         What it printed and how it ended. Standard error is dropped.
@@ -77,17 +87,21 @@ async def run_python(
     limits = limits or SandboxLimits()
     backend = await choose_backend()
     if backend is not bubblewrap.BACKEND:
-        return await _run_elsewhere(backend, program, stdin, limits)
+        return await _run_elsewhere(backend, program, stdin, limits, inputs)
     text = program.encode("utf-8", "replace")
     source = b"%d\n%s%s" % (len(text), text, stdin.encode("utf-8", "replace"))
     launcher = _find_launcher()
-    async with _slots():
+    async with _SLOTS:
         started = time.monotonic()
         with ExitStack() as stack:
             files = [stack.enter_context(memory_file(content)) for content in (source, b"", b"")]
             # The program never holds this one: it cannot pretend that the sandbox failed.
             status = stack.enter_context(memory_file())
-            exit_code = await _run(launcher, limits, files, status)
+            input_options, input_files = mount_inputs(inputs, stack)
+            command = [*launcher.command, *input_options, *launcher.program]
+            command += [str(status), *_arguments(limits), INPUTS if inputs else ""]
+            open_files = (status, *input_files, *launcher.open_files)
+            exit_code = await _run(command, launcher.environment, limits, files, open_files)
             stdout = os.pread(files[1], limits.max_output_bytes, 0)
             complaint = os.pread(files[2], 2000, 0).decode("utf-8", "replace").strip()
             is_started = bool(os.pread(status, 1, 0))
@@ -105,7 +119,11 @@ async def run_python(
 
 
 async def _run(
-    launcher: "_Launcher", limits: SandboxLimits, files: Sequence[int], status: int
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    limits: SandboxLimits,
+    files: Sequence[int],
+    open_files: Sequence[int],
 ) -> int | None:
     """Run a command to its end; None where the wall clock ran out and it was killed.
 
@@ -115,13 +133,13 @@ async def _run(
     stdin, stdout, stderr = files
     try:
         process = subprocess.Popen(
-            [*launcher.command, str(status), *_arguments(limits)],
+            command,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             cwd="/",
-            env=dict(launcher.environment),
-            pass_fds=(status, *launcher.open_files),
+            env=dict(environment),
+            pass_fds=open_files,
         )
     except OSError as error:
         raise SandboxError(f"the sandbox did not start: {error}") from error
@@ -142,13 +160,8 @@ async def _run(
     return process.returncode
 
 
-_SLOTS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-
-
-def _slots() -> asyncio.Semaphore:
-    """Bound the sandboxes at once, so that a crowd of them does not run into the wall clock."""
-    loop = asyncio.get_running_loop()
-    return _SLOTS.setdefault(loop, asyncio.Semaphore(2 * (os.cpu_count() or 1)))
+_SLOTS = Slots(2 * (os.cpu_count() or 1))
+"""Bounds the sandboxes at once, so that a crowd of them does not run into the wall clock."""
 
 
 def _arguments(limits: SandboxLimits) -> list[str]:
@@ -166,9 +179,12 @@ def _arguments(limits: SandboxLimits) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Launcher:
-    """How a sandbox is started: the command up to the bootstrap's arguments, and what it needs."""
+    """How a sandbox is started, and what that needs."""
 
     command: tuple[str, ...]
+    """Up to the point where more can be mounted."""
+    program: tuple[str, ...]
+    """The rest, up to the bootstrap's arguments."""
     environment: Mapping[str, str]
     """Of bubblewrap itself; the program gets none."""
     open_files: tuple[int, ...]
@@ -185,22 +201,30 @@ def _find_launcher() -> _Launcher:
     found = find_launcher()
     command = [*found.command, *found.options, "--size", str(16 << 20), "--tmpfs", "/tmp"]
     command += ["--chdir", "/tmp"]
-    command += ["--remount-ro", "/dev", "--remount-ro", "/"]  # only /tmp, of bounded size, is left
-    command += [found.interpreter, "-I", "-S", "-c", _BOOTSTRAP]
+    program = ["--remount-ro", "/dev", "--remount-ro", "/"]  # only /tmp, of bounded size, is left
+    program += [found.interpreter, "-I", "-S", "-c", _BOOTSTRAP]
     return _Launcher(
-        command=tuple(command), environment=found.environment, open_files=found.open_files
+        command=tuple(command),
+        program=tuple(program),
+        environment=found.environment,
+        open_files=found.open_files,
     )
 
 
 async def _run_elsewhere(
-    backend: Backend, program: str, stdin: str, limits: SandboxLimits
+    backend: Backend,
+    program: str,
+    stdin: str,
+    limits: SandboxLimits,
+    inputs: Mapping[str, bytes],
 ) -> SandboxResult:
     """Run a program in a fresh sandbox of another backend than bubblewrap."""
-    async with _slots():
-        sandbox = await start_sandbox(limits, owner="one program", backend=backend)
+    async with _SLOTS:
+        sandbox = await start_sandbox(limits, owner="one program", backend=backend, inputs=inputs)
         try:
             result = await sandbox.exec(
-                ["python3", "-I", "-S", "-c", program], stdin=stdin.encode("utf-8", "replace")
+                ["python3", "-I", "-S", "-c", program, *([sandbox.inputs] if inputs else [])],
+                stdin=stdin.encode("utf-8", "replace"),
             )
         finally:
             await sandbox.stop()

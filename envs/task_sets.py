@@ -1,32 +1,23 @@
-"""Where tasks come from: an environment's own generator or a JSONL file, split by hash.
+"""Where tasks come from: an environment, a file, a Python iterable or a dataset; split by hash.
 
 Takes a section of the configuration, returns tasks. A task's split depends on its id alone, so it
-is the same in every run, process and version of the list.
+is the same in every run, process and version of the list. `envs/task_rows.py` reads the rows.
 """
 
-import dataclasses
-import difflib
-import hashlib
 import inspect
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from envs.config import EnvironmentConfig
 from envs.environment import EnvironmentSpec, Split
 from envs.messages import JsonValue
-from envs.registry import load_environment
+from envs.registry import ENTRY_POINTS, load_environment, load_named
 from envs.task import Task
+from envs.task_rows import hash_fraction, read_tasks, to_task
 
 HELD_OUT_SHARE = 0.2
 """Share of the tasks that never train."""
-
-
-def hash_fraction(text: str) -> float:
-    """Map a text to a number in [0, 1), the same in every process."""
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return int.from_bytes(digest[:8], "big") / 2**64
 
 
 def split_of(task_id: str) -> Split:
@@ -49,8 +40,9 @@ def load_tasks(name: str, environment: EnvironmentConfig, split: Split) -> list[
         ValueError: one line that says what is wrong: an unknown environment or option, a missing
             file, a broken line, an id given twice, or a split without tasks.
     """
-    spec = load_environment(environment.use or name)
-    tasks = list_tasks(spec, environment, split)
+    address = environment.use or name
+    spec = load_environment(address)
+    tasks = list_tasks(spec, environment.model_copy(update={"use": address}), split)
     source = environment.tasks or f"environment {spec.name!r}"
     if not tasks:
         raise ValueError(f"{source} has no {split} tasks (the split is by hash of the id)")
@@ -59,13 +51,19 @@ def load_tasks(name: str, environment: EnvironmentConfig, split: Split) -> list[
 
 
 def list_tasks(spec: EnvironmentSpec, environment: EnvironmentConfig, split: Split) -> list[Task]:
-    """List the tasks of a section as they are: from its file where it names one, else made.
+    """List the tasks of a section as they are: from where it says, else the environment's own.
 
     Raises:
-        ValueError: one line: the file cannot be read, or the tasks cannot be made.
+        ValueError: one line: the source cannot be read, or the tasks cannot be made.
     """
-    if environment.tasks:
-        return [task for task in read_tasks(Path(environment.tasks)) if split_of(task.id) is split]
+    address = environment.use or spec.name
+    source = environment.tasks or (str(spec.tasks) if isinstance(spec.tasks, Path) else "")
+    if source:
+        tasks = read_source(source, address, spec.grader)
+        return [task for task in tasks if split_of(task.id) is split]
+    if not callable(spec.tasks):
+        tasks = _to_tasks(f"environment {spec.name!r}", spec.tasks, address, spec.grader)
+        return [task for task in tasks if split_of(task.id) is split]
     return make_tasks(spec, split, environment.options)
 
 
@@ -78,6 +76,7 @@ def make_tasks(
         ValueError: one line: its generator takes no such option, or it raised.
     """
     options = options or {}
+    assert callable(spec.tasks)
     try:
         inspect.signature(spec.tasks).bind(split, **options)
     except TypeError as error:
@@ -89,59 +88,72 @@ def make_tasks(
         raise ValueError(f"environment {spec.name!r}: its tasks cannot be made: {line}") from error
 
 
-def read_tasks(path: Path) -> list[Task]:
-    """Read tasks from a JSONL file: one JSON object per line, with the fields of `Task`.
+def read_source(source: str, address: str, grader: str) -> list[Task]:
+    """Read the tasks that a section's `tasks` names.
+
+    Args:
+        source: A JSONL file; a `.json` or `.parquet` file or a folder, read by `datasets`; or a
+            dotted path `package.module:TASKS` to an iterable, or to a function that returns one.
+        address: The environment of rows that name none.
+        grader: The grader of rows that name none.
 
     Raises:
-        ValueError: one line, `file:number: what is wrong`.
+        ValueError: one line, `file:number: what is wrong` where there are lines.
     """
+    path = Path(source)
+    module, colon, _ = source.partition(":")
+    if colon and module.replace(".", "").isidentifier() and not path.exists():
+        return _to_tasks(source, load_named("task set", ENTRY_POINTS, source), address, grader)
+    if path.is_dir() or path.suffix in (".json", ".parquet"):
+        return _to_tasks(source, _open_dataset(path), address, grader)
+    return read_tasks(path, address, grader)
+
+
+def _open_dataset(path: Path) -> Iterable[Mapping[str, Any]]:
+    """Open a local dataset: a folder that `save_to_disk` wrote, or one file."""
+    import datasets
+
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ValueError(f"{path}: cannot read the tasks: {reason}") from None
-    tasks = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            tasks.append(_parse_task(line))
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from None
+        if path.is_dir():
+            opened = datasets.load_from_disk(str(path))
+        else:
+            opened = (
+                datasets.Dataset.from_parquet(str(path))
+                if path.suffix == ".parquet"
+                else (datasets.Dataset.from_json(str(path)))
+            )
+    except Exception as error:  # the library raises errors of its own and of pyarrow
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ValueError(f"{path}: cannot read the tasks: {line}") from error
+    if isinstance(opened, datasets.DatasetDict):
+        names = ", ".join(map(str, opened))
+        raise ValueError(f"{path}: several splits ({names}): name one of them")  # noqa: TRY004
+    return cast("Iterable[Mapping[str, Any]]", opened)
+
+
+def _to_tasks(source: str, rows: object, address: str, grader: str) -> list[Task]:
+    """Make tasks of an iterable, or of what a function returns."""
+    tasks: list[Task] = []
+    try:
+        made = iter(cast("Iterable[object]", rows() if callable(rows) else rows))
+        for number, row in enumerate(made):
+            tasks.append(_to_task(f"{source}: row {number}", row, address, grader))
+    except ValueError:
+        raise
+    except (Exception, SystemExit) as error:  # foreign code: it may raise anything
+        line = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"{source}: its tasks cannot be made: {line}") from error
     if not tasks:
-        raise ValueError(f"{path}: no task in the file")
-    _check_unique(str(path), tasks)
+        raise ValueError(f"{source}: no task: name some with `tasks`")
+    _check_unique(source, tasks)
     return tasks
 
 
-def _parse_task(line: str) -> Task:
-    # Whatever is wrong here is what a user wrote: ValueError, also where it is of another type.
+def _to_task(where: str, row: object, address: str, grader: str) -> Task:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not valid JSON ({error.msg} at column {error.colno})") from None
-    if not isinstance(record, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004
-    fields = {field.name: field for field in dataclasses.fields(Task)}
-    for name in record:
-        if name not in fields:
-            close = difflib.get_close_matches(name, fields, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else f"; known: {', '.join(fields)}"
-            raise ValueError(f"unknown field {name!r}{hint}")
-    for name in ("id", "environment", "grader"):
-        if not isinstance(record.get(name), str):
-            raise ValueError(f"field {name!r} is missing or no text")  # noqa: TRY004
-    _check_types(record)
-    return Task(**record)
-
-
-def _check_types(record: dict[str, Any]) -> None:
-    for name in ("data", "reference"):
-        if not isinstance(record.get(name, {}), dict):
-            raise ValueError(f"field {name!r} is no JSON object")  # noqa: TRY004
-    seed = record.get("seed", 0)
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise ValueError("field 'seed' is no integer")  # noqa: TRY004
+        return to_task(row, address, grader)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _check_unique(source: str, tasks: Sequence[Task]) -> None:

@@ -1,4 +1,4 @@
-"""Tools: from a method's signature and docstring to a schema, and from a call to a reply.
+"""Tools: the public methods of an environment, and from a call of one to a reply.
 
 Takes an environment and a policy's call, returns the reply's text. What the policy did wrong comes
 back as a text that begins with `error:`; what the environment did wrong is `EnvironmentFailure`.
@@ -7,14 +7,19 @@ back as a text that begins with `error:`; what the environment did wrong is `Env
 import asyncio
 import inspect
 import json
-import re
-import types
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from envs.environment import EnvironmentFailure, ToolError, boundary
-from envs.messages import JsonValue, ToolCall, ToolParameter, ToolSpec
+from envs.environment import (
+    EnvironmentFailure,
+    ToolError,
+    boundary,
+    cut_reply,
+    is_trl_class,
+)
+from envs.foreign_code import call_foreign
+from envs.messages import JsonValue, ToolCall, ToolSpec
+from envs.tool_schema import describe_method, find_mistake
 
 __all__ = ["ToolError", "call_tool", "parse_arguments", "tool_specs"]
 
@@ -22,23 +27,6 @@ RESERVED_NAMES = frozenset(
     ("reset", "done", "artifacts", "close", "step", "reward", "get_reward", "snapshot", "restore")
 )
 """Methods for the trainer's side of an environment: never tools."""
-
-_JSON_TYPES: dict[Any, str] = {
-    str: "string",
-    int: "integer",
-    float: "number",
-    bool: "boolean",
-    list: "array",
-    dict: "object",
-}
-_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-}
 
 
 def tool_specs(environment: object) -> tuple[ToolSpec, ...]:
@@ -110,12 +98,12 @@ async def call_tool(
         reply = await _run(environment, call, timeout_seconds)
     except ToolError as error:
         reply = f"error: {error}"
+    if is_trl_class(environment) and not isinstance(reply, str):
+        reply = str(reply)
     if not isinstance(reply, str):
         name = f"{type(environment).__name__}.{call.name}"
         raise EnvironmentFailure(f"{name} returned {type(reply).__name__}, not text")
-    if len(reply) > max_characters:
-        reply = f"{reply[:max_characters]}\n(cut: {len(reply)} characters)"
-    return reply
+    return cut_reply(reply, max_characters)
 
 
 @cache  # signatures and docstrings are read once per class, not at every call of a tool
@@ -124,11 +112,11 @@ def _specs_of(kind: type) -> tuple[ToolSpec, ...]:
     for base in reversed(kind.__mro__[:-1]):
         names.update(dict.fromkeys(vars(base)))
     return tuple(
-        _describe(name, getattr(kind, name))
+        describe_method(name, getattr(kind, name))
         for name in names
         if not name.startswith("_")
         and name not in RESERVED_NAMES
-        and inspect.isfunction(getattr(kind, name))
+        and inspect.isfunction(inspect.getattr_static(kind, name))
     )
 
 
@@ -141,72 +129,34 @@ def _check_call(specs: Sequence[ToolSpec], call: ToolCall) -> None:
 
 
 async def _run(environment: object, call: ToolCall, timeout_seconds: float) -> object:
-    """Run a validated call: an async method here, a sync one in a thread."""
+    """Run a validated call: an async method here, a sync one in a thread.
+
+    Raises:
+        ToolError: the tool refused, or took too long.
+        EnvironmentFailure: it raised anything else.
+    """
     method = getattr(environment, call.name)
-    work = (
-        method(**call.arguments)
-        if inspect.iscoroutinefunction(method)
-        else asyncio.to_thread(_call_in_thread, method, call.arguments)
-    )
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            return await _guard(f"{type(environment).__name__}.{call.name}", work)
-    except TimeoutError:  # ours: the guard turns one of the tool's own into a failure
-        raise ToolError(f"{call.name} took longer than {timeout_seconds:g} s") from None
-
-
-def _call_in_thread(method: Callable[..., object], arguments: Mapping[str, JsonValue]) -> object:
-    """Call a sync tool. A StopIteration cannot leave a thread: nobody would hear of its end."""
-    try:
-        return method(**arguments)
-    except StopIteration as error:
-        raise RuntimeError("StopIteration left the tool") from error
-
-
-async def _guard(where: str, work: Awaitable[object]) -> object:
-    """Await foreign code; only `ToolError` passes, all else is the environment's failure."""
+    where = f"{type(environment).__name__}.{call.name}"
+    is_any_error_a_reply = is_trl_class(environment)
+    limit = asyncio.timeout(timeout_seconds)
     with boundary(where):
         try:
-            return await work
-        except ToolError as error:
-            refusal = error
+            async with limit:
+                try:
+                    return await call_foreign(method, call.arguments)
+                except ToolError as error:
+                    refusal = error
+                except EnvironmentFailure:
+                    raise
+                except Exception as error:
+                    if not is_any_error_a_reply:
+                        raise
+                    refusal = ToolError(" ".join(str(error).split()) or type(error).__name__)
+        except TimeoutError:
+            if not limit.expired():  # the tool's own
+                raise
+            refusal = ToolError(f"{call.name} took longer than {timeout_seconds:g} s")
     raise refusal
-
-
-def _describe(name: str, method: types.FunctionType) -> ToolSpec:
-    """Make a spec from a method: its name, its signature and its Google-style docstring."""
-    docstring = inspect.getdoc(method) or ""
-    hints = get_type_hints(method)
-    parameters = [
-        ToolParameter(
-            name=parameter.name,
-            type=_json_type(f"{name}({parameter.name})", hints.get(parameter.name)),
-            description=_parameter_help(docstring, parameter.name),
-            is_required=parameter.default is inspect.Parameter.empty,
-        )
-        for parameter in list(inspect.signature(method).parameters.values())[1:]
-    ]
-    description = docstring.partition("\n")[0]
-    return ToolSpec(name=name, description=description, parameters=tuple(parameters))
-
-
-def _json_type(where: str, hint: object) -> str:
-    if get_origin(hint) in (Union, types.UnionType):
-        options = [option for option in get_args(hint) if option is not type(None)]
-        hint = options[0] if len(options) == 1 else hint
-    kind = _JSON_TYPES.get(get_origin(hint) or hint)
-    if kind is None:
-        known = ", ".join(known.__name__ for known in _JSON_TYPES)
-        raise ValueError(f"tool parameter {where} has type {hint!r}; a policy can write {known}")
-    return kind
-
-
-def _parameter_help(docstring: str, name: str) -> str:
-    """Find a parameter's line, and those that go on from it, in the `Args:` section."""
-    found = re.search(
-        rf"^Args:\n(?:.*\n)*?( +){name}: (.*(?:\n\1 +.*)*)", docstring, flags=re.MULTILINE
-    )
-    return " ".join(found.group(2).split()) if found else ""
 
 
 def _validate(spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> None:
@@ -220,12 +170,9 @@ def _validate(spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> None:
             if parameter.is_required:
                 raise ToolError(f"{_usage(spec)} needs {name}")
             continue
-        value = arguments[name]
-        if value is None and not parameter.is_required:
-            continue
-        is_bool = isinstance(value, bool) and parameter.type != "boolean"
-        if is_bool or not isinstance(value, _PYTHON_TYPES[parameter.type]):
-            raise ToolError(f"{name} must be {parameter.type}")
+        mistake = find_mistake(parameter, arguments[name])
+        if mistake is not None:
+            raise ToolError(mistake)
 
 
 def _usage(spec: ToolSpec) -> str:

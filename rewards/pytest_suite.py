@@ -7,13 +7,13 @@ and can patch, forge and read whatever is in that process. Nothing in it is ther
 
 - the suite is rebuilt for every run with decoys, under a fresh secret (`rewards/decoys.py`); the
   report must name every check and every decoy exactly once, and only the checks as passed;
+- the suite and pytest itself are mounted read-only from outside the sandbox;
 - the key to the names never enters the sandbox; the exit code and printed text mean nothing;
 - the sandbox is fresh; only the files of the submission cross into it, and of them neither
   `conftest.py`, nor `pytest.ini`, nor a plugin is read, nor can one stand in for a module of
   pytest or of the standard library.
 """
 
-import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -26,31 +26,24 @@ from rewards.decoys import DecoyedSuite, add_decoys
 from rewards.pytest_bundle import build_pytest_bundle
 from rewards.reward import Blame, Invalid, Outcome, Scored
 
-LIMITS = SandboxLimits(wall_seconds=30.0, cpu_seconds=10, memory_mib=512, max_output_bytes=8 << 20)
-"""The bundle of pytest is a file of some MiB, and counts as one that the program writes."""
+LIMITS = SandboxLimits(wall_seconds=30.0, cpu_seconds=10, memory_mib=512, max_output_bytes=2 << 20)
+"""Output and each file of a submission."""
 MAX_SUBMISSION_BYTES = 1 << 20
 
 _WORKER = """
-import base64, os, sys
+import os, sys
 home = os.getcwd()
 channel = os.dup(1)
 os.dup2(2, 1)
 sys.dont_write_bytecode = True
-bundle, files, suite = eval(sys.stdin.read())
+given = sys.argv[1]
 os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-with open(home + "/pytest.zip", "wb") as file:
-    file.write(base64.b64decode(bundle))
-os.mkdir(home + "/tests")
-with open(home + "/tests/test_suite.py", "w") as file:
-    file.write(suite)
-os.chmod(home + "/tests/test_suite.py", 0o444)
-for path, text in files:
+for path, text in eval(sys.stdin.read()):
     target = os.path.join(home + "/submission", path)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     with open(target, "w") as file:
         file.write(text)
-del bundle, files, suite
-sys.path.append(home + "/pytest.zip")
+sys.path.append(given + "/pytest.zip")
 import pytest
 sys.path.append(home + "/submission")
 outcomes = {}
@@ -61,7 +54,7 @@ class Recorder:
         outcomes[name] = outcomes.get(name, True) and report.passed
 
 pytest.main(
-    [home + "/tests/test_suite.py", "-c", "/dev/null", "--rootdir=" + home + "/tests",
+    [given + "/test_suite.py", "-c", "/dev/null", "--rootdir=" + given,
      "--noconftest", "--import-mode=importlib", "--assert=plain", "--capture=no",
      "-p", "no:cacheprovider", "--no-header", "--tb=no", "-p", "no:faulthandler"],
     plugins=[Recorder()],
@@ -140,9 +133,8 @@ _PROOF_SUITE = "def test_proof(): pass"
 async def _run(
     suite: str, files: Mapping[str, str], limits: SandboxLimits
 ) -> tuple[tuple[str, bool], ...]:
-    bundle = base64.b64encode(build_pytest_bundle()).decode("ascii")
-    stdin = repr((bundle, list(files.items()), suite))
-    result = await run_python(_WORKER, stdin=stdin, limits=limits)
+    inputs = {"pytest.zip": build_pytest_bundle(), "test_suite.py": suite.encode()}
+    result = await run_python(_WORKER, stdin=repr([*files.items()]), limits=limits, inputs=inputs)
     if result.timed_out:
         return ()
     return _parse(result.stdout)

@@ -78,4 +78,5 @@ def require_outcome(value: object, num_turns: int | None = None) -> "Outcome":
 
 Outcome = Scored | Invalid
 Grader = Callable[[Episode], Awaitable[Outcome]]
-"""An async function of the episode alone. It may run sandboxes; it may not read the run."""
+"""An async function of the episode alone. It may run sandboxes; it may not read the run. Each call
+runs in a thread with an event loop of its own (`rewards.grading`)."""

@@ -1,14 +1,14 @@
 """Is a run sound before it costs anything? Takes a configuration, returns findings.
 
 `check_ready` looks at what a run needs to start at all: checkpoint, tasks, graders, context,
-memory, Ray. `check_run` also plays the environments against their contract (rewards/check.py).
+memory, Ray. `check_run` also proves the environments sound (rewards/check.py, rollout/check.py).
 Neither loads torch.
 """
 
 import asyncio
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -16,11 +16,11 @@ from itertools import islice
 from envs.config import EnvironmentConfig
 from envs.environment import EnvironmentFailure, Split, end_episode, start_episode
 from envs.registry import load_environment
+from envs.soundness import CheckLimits, Soundness
 from envs.task import Task
 from envs.task_sets import load_tasks
-from envs.tools import tool_specs
 from model.config import ModelConfig
-from rewards.check import check_rewards
+from rewards.check import prove
 from rewards.registry import load_grader
 from rl.checkpoint_files import check_checkpoint
 from rl.config import RunConfig
@@ -28,8 +28,11 @@ from rl.config_loader import ConfigError
 from rl.doctor import available_memory_gib
 from rl.dotted_path import load_attribute
 from rollout.cache_plan import check_cache, plan_cache
+from rollout.check import token_checks
+from rollout.config import RolloutConfig
 from rollout.engine import EngineError
 from rollout.renderer import count_opening_tokens
+from rollout.sub_agent import offered_tools
 from rollout.tokenizer import Tokenizer
 
 NUM_OPENINGS = 64
@@ -69,19 +72,45 @@ def require_ready(config: RunConfig) -> None:
         raise ConfigError(f"{errors[0].subject}: {errors[0].text}{others}")
 
 
-def check_run(config: RunConfig, num_tasks: int = 4) -> list[Finding]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCheck:
+    """All that was looked at."""
+
+    findings: Sequence[Finding]
+    """Of what the run needs to start."""
+    environments: Mapping[str, Soundness]
+    """Of each environment; empty where the run could not start."""
+
+    @property
+    def num_errors(self) -> int:
+        """Errors among the findings, and checks that failed."""
+        errors = sum(finding.verdict is Verdict.ERROR for finding in self.findings)
+        return errors + sum(len(proof.failures) for proof in self.environments.values())
+
+
+def check_run(config: RunConfig, num_tasks: int = 4) -> RunCheck:
     """Look at everything that can be looked at without an engine.
 
     Args:
         config: a validated configuration.
-        num_tasks: tasks per environment that are played against the contract.
+        num_tasks: tasks of each split of an environment that are played.
     """
     findings = check_ready(config)
     if any(finding.verdict is Verdict.ERROR for finding in findings):
-        return findings  # the contract of an environment that does not load says nothing
-    for name, section in config.environments.items():
-        findings += _check_contract(name, section, num_tasks)
-    return findings
+        return RunCheck(findings=findings, environments={})
+    checks = token_checks(Tokenizer.load(config.model.checkpoint))
+    proofs = {
+        name: asyncio.run(
+            prove(
+                load_environment(section.use or name),
+                section.model_copy(update={"use": section.use or name}),
+                CheckLimits(num_tasks=num_tasks),
+                checks,
+            )
+        )
+        for name, section in config.environments.items()
+    }
+    return RunCheck(findings=findings, environments=proofs)
 
 
 def check_ready(config: RunConfig) -> list[Finding]:
@@ -98,7 +127,7 @@ def check_ready(config: RunConfig) -> list[Finding]:
     tokenizer = Tokenizer.load(config.model.checkpoint) if _is_good(findings[0]) else None
     for name, section in config.environments.items():
         for split in Split:
-            findings += _check_tasks(name, section, split, tokenizer, config.rollout.max_tokens)
+            findings += _check_tasks(name, section, split, tokenizer, config.rollout)
     return findings
 
 
@@ -145,7 +174,7 @@ def _check_cache(config: RunConfig) -> str:
         check_cache(plan, config.rollout)
     except EngineError as error:
         raise ValueError(str(error)) from error
-    return f"{config.rollout.max_concurrent_episodes} conversations fit the cache"
+    return f"{config.rollout.max_conversations} conversations fit the cache"
 
 
 def _check_ray(address: str) -> str:
@@ -170,7 +199,7 @@ def _check_tasks(
     section: EnvironmentConfig,
     split: Split,
     tokenizer: Tokenizer | None,
-    max_tokens: int,
+    rollout: RolloutConfig,
 ) -> Iterator[Finding]:
     subject = f"environments.{name}"
     tasks: list[Task] = []
@@ -183,41 +212,26 @@ def _check_tasks(
 
     yield _try(subject, look)
     if tasks and tokenizer is not None:
-        yield _try(subject, lambda: asyncio.run(_check_openings(tasks, tokenizer, max_tokens)))
+        yield _try(subject, lambda: asyncio.run(_check_openings(tasks, tokenizer, rollout)))
 
 
-def _check_contract(name: str, section: EnvironmentConfig, num_tasks: int) -> list[Finding]:
-    spec = load_environment(section.use or name)
-    broken = asyncio.run(check_rewards(spec, section, num_tasks))
-    subject = f"environments.{name}"
-    if not broken:
-        text = f"keeps the contract in {num_tasks} tasks of each split"
-        return [Finding(subject=subject, text=text)]
-    return [
-        Finding(
-            subject=subject,
-            text=f"not so: {finding.rule} ({finding.detail})",
-            verdict=Verdict.ERROR,
-        )
-        for finding in broken
-    ]
-
-
-async def _check_openings(tasks: Sequence[Task], tokenizer: Tokenizer, max_tokens: int) -> str:
+async def _check_openings(
+    tasks: Sequence[Task], tokenizer: Tokenizer, rollout: RolloutConfig
+) -> str:
     longest = 0
     for task in islice(tasks, NUM_OPENINGS):
         spec = load_environment(task.environment)
         try:
             environment, opening = await start_episode(spec, task)
-            tools = tool_specs(environment)
+            tools = offered_tools(environment, rollout)
             await end_episode(environment)
         except EnvironmentFailure as error:
             raise ValueError(f"task {task.id!r}: {error}") from error
         tokens = count_opening_tokens(tokenizer, tools, opening)
-        if tokens >= max_tokens:
+        if tokens >= rollout.max_tokens:
             raise ValueError(
                 f"context too small for the first prompt: task {task.id!r} opens with {tokens} "
-                f"tokens, rollout.max_tokens = {max_tokens}: raise it"
+                f"tokens, rollout.max_tokens = {rollout.max_tokens}: raise it"
             )
         longest = max(longest, tokens)
-    return f"openings have at most {longest} of {max_tokens} tokens"
+    return f"openings have at most {longest} of {rollout.max_tokens} tokens"

@@ -26,6 +26,34 @@ from rl.verbs import BAD_INPUT, VERBS, Report
 
 FAILURE = 1
 
+_CHECKS = """\
+  tools        tools have types that a policy can write, a docstring, and a line for each argument
+  tasks        tasks can be made, in both splits, each id once
+  time         reset, tools and close answer in time
+  plays        an episode does not break
+  records      tasks and episodes survive JSON and pickling
+  determinism  the same task and actions give the same episode
+  isolation    an episode does not depend on the one before
+  hooks        done, artifacts and reward say the same when asked again
+  snapshot     a restored snapshot goes on as the episode did
+  malformed    no call that a policy can write breaks the world
+  cancel       a cancelled tool ends, and its episode can be closed
+  parallel     episodes played at once do not meet
+  process      an episode leaves the process as it was
+  leaks        many episodes leave no process, file, thread or memory behind
+  grader       the grader gives every episode a score in [0, 1], and the same twice
+  empty        a policy that does nothing scores 0
+  claim        a policy that says it succeeded scores 0
+  recital      a policy that only talks about the answer fails
+  haste        a policy that calls done at once fails
+  garbage      a policy that calls tools without sense fails
+  answer list  a policy that gives all answers at once fails
+  secrets      the opening does not show what only the grader may know
+  gold         an expert scores 1
+  tokens       what the policy reads is the same after encoding and decoding
+  masks        by tokens an episode is the same, and the policy's tokens alone are trained on"""
+"""Name and rule of each check, in the order in which they run."""
+
 _HELP = {
     "train": (
         "improve a policy by reinforcement learning",
@@ -76,12 +104,31 @@ writes nothing""",
     ),
     "check": (
         "prove a configuration sound before a run pays for it",
-        """Look at keys and values, the checkpoint's files, tasks, graders, the length of the
-openings, memory, and each environment's contract. Loads no torch.
+        f"""Look at keys and values, the checkpoint's files, tasks, graders, the length of the
+openings and memory; then, where a run could start, prove each environment sound: the last line of
+each is its badge. Loads no torch.
 
   limosa check configs/quickstart.toml
+  limosa check configs/quickstart.toml environments.guess.use=guess:SPEC
 
-writes nothing""",
+The checks of an environment; one that builds on another is skipped where that one fails:
+
+{_CHECKS}
+
+writes nothing. Keys of --json: errors (a count); findings (subject, text, verdict: good or error);
+environments, by name: sound, badge, num_tasks, seconds, results (name, rule, verdict: passed,
+failed or skipped, details, seconds)""",
+    ),
+    "new-env": (
+        "write a package with an environment of your own",
+        """Write a folder with a small working environment under the name that you give: the class
+with its tools, tasks, grader, expert, a test, a configuration and pyproject.toml. It passes
+`limosa check` and trains as it is; change it from there.
+
+  limosa new-env my_world
+  cd my_world && limosa check run.toml && limosa train run.toml
+
+writes the folder NAME. Keys of --json: folder, files""",
     ),
     "export": (
         "write a checkpoint as a Hugging Face folder that vLLM serves",
@@ -95,7 +142,7 @@ writes the new folder: config.json, model.safetensors, tokenizer.json, and for k
 tokenizer_config.json and generation_config.json""",
     ),
     "bench": (
-        "measure the agent loop, or the kernels on the CPU",
+        "measure the agent loop, the kernels on the CPU, or the environments",
         """rollout: sampled tokens per second of the whole agent loop with instant tools, and of the
 same engine with the same sessions and lengths but nothing around it, for a configuration (default:
 configs/quickstart.toml). Two minutes.
@@ -106,8 +153,18 @@ kimi_linear of the same sizes; the memory of the log-probs next to that of the l
 decoding equals training bit for bit; every operation over plain PyTorch and torch.compile of it;
 the Triton kernels compiled for three GPUs. Ten minutes.
 
+envs: what worlds cost, played by their experts: episodes per second and core; starts of sandboxes,
+cold and from a pool; times of graders, and of a search in the largest corpus here; then 200
+episodes at once, with their failures and their memory. What needs data that is not here is named
+and left out. One minute. Keys of --json: cores, episodes; by environment:
+episodes_per_second_per_core, failures, skipped (the reason); grader (by name: p50_ms, p99_ms);
+sandbox_backend, sandbox_cold_p50_ms, sandbox_pooled_p50_ms, sandbox_exec_p50_ms; search_corpus,
+search_documents, search (p50_ms, p99_ms); parallel_episodes, parallel_failures, parallel_seconds,
+parallel_peak_mib
+
   limosa bench rollout --json
   limosa bench kernels
+  limosa bench envs
 
 writes nothing""",
     ),
@@ -158,7 +215,9 @@ def build_parser() -> argparse.ArgumentParser:
             "--json", action="store_true", help="print one JSON object last on standard output"
         )
         by_name[name] = verb
-    by_name["bench"].add_argument("subject", choices=["rollout", "kernels"], help="what to measure")
+    by_name["bench"].add_argument(
+        "subject", choices=["rollout", "kernels", "envs"], help="what to measure"
+    )
     for name in ("train", "warm-start", "collect", "eval", "check"):
         _add_inputs(by_name[name], nargs="+")
     _add_inputs(by_name["bench"], nargs="*")
@@ -179,7 +238,14 @@ def build_parser() -> argparse.ArgumentParser:
         type=_positive,
         default=4,
         metavar="N",
-        help="tasks per environment played against its contract (default: 4)",
+        help="tasks of each split of an environment to play (default: 4)",
+    )
+    by_name["new-env"].add_argument("name", metavar="NAME", help="small letters, digits and _")
+    by_name["new-env"].add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FOLDER",
+        help="the policy of its run (default: the quickstart's)",
     )
     _add_show(by_name["show"])
     _add_export(by_name["export"])
@@ -212,10 +278,28 @@ def _add_export(verb: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is below 1")
     return value
+
+
+def parse_command(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse a command; files and overrides may also stand after options.
+
+    Raises:
+        SystemExit: `--help`, or arguments that do not parse.
+    """
+    parser = build_parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and (not hasattr(arguments, "inputs") or any(text.startswith("-") for text in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:  # argparse takes a list of positional arguments only where they stand together
+        arguments.inputs += rest
+    return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -224,7 +308,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: `--help`, or arguments that do not parse.
     """
-    arguments = build_parser().parse_args(argv)
+    arguments = parse_command(argv)
     os.environ |= NO_USAGE_REPORTS
     try:
         with _stdout_to_stderr():

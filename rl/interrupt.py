@@ -2,13 +2,15 @@
 
 The first SIGINT or SIGTERM cancels the main task, so that every `async with` closes what it opened.
 After `GRACE_SECONDS`, or at a second signal, this process and all its descendants are killed.
+Before the main task there is `hold_signals`, so that no run folder is left half made.
 """
 
 import asyncio
 import os
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -18,6 +20,8 @@ GRACE_SECONDS = 8.0
 """Time to end in order; whatever still lives then is killed."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Result = TypeVar("Result")
 
@@ -34,8 +38,7 @@ def run_to_end(main: Coroutine[Any, Any, Result]) -> Result:
     if threading.current_thread() is not threading.main_thread():
         return asyncio.run(main)  # signals are the main thread's business
     interruption = _Interruption()
-    signals = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, interruption.handle) for number in signals}
+    before = {number: signal.signal(number, interruption.handle) for number in SIGNALS}
     try:
         with asyncio.Runner() as runner:
             return runner.run(interruption.watch(main))
@@ -43,6 +46,40 @@ def run_to_end(main: Coroutine[Any, Any, Result]) -> Result:
         raise KeyboardInterrupt from None
     finally:
         interruption.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def hold_signals() -> Iterator[Callable[[], None]]:
+    """Let signals wait while something is begun that has to be ended as well.
+
+    Yields:
+        A function that lets them through: one that waited raises KeyboardInterrupt there, a later
+        one wherever the program is then, SIGTERM like SIGINT.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None  # signals are the main thread's business
+        return
+    waiting: list[int] = []
+    is_held = True
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        del frame
+        waiting.append(number)
+        if not is_held:
+            raise KeyboardInterrupt
+
+    def release() -> None:
+        nonlocal is_held
+        is_held = False
+        if waiting:
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
+    try:
+        yield release
+    finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -20,7 +20,7 @@ from rl.check import require_ready
 from rl.checkpoint_files import check_checkpoint
 from rl.config import RunConfig
 from rl.doctor import FOLDERS
-from rl.interrupt import run_to_end
+from rl.interrupt import hold_signals, run_to_end
 from rl.progress import Progress, open_progress
 from rl.run import Run, RunResult
 from rollout.input_error import InputError
@@ -189,19 +189,21 @@ def _open_job(config: RunConfig, sources: Sources | None) -> Iterator[tuple[Run,
     """Open the run folder and the progress display; name the log in errors of the system."""
     os.environ |= SAME_ROWS  # before the learner's first product: its bits are to be the engine's
     sources = sources or Sources()
-    run = Run.create(config, sources.files, sources.overrides)
-    try:
-        with run, open_progress() as progress:
-            yield run, progress
-    except Exception as error:
-        if is_about_input(error) and not run.has_records:
-            run.discard()
+    with hold_signals() as release:
+        run = Run.create(config, sources.files, sources.overrides)
+        try:
+            with run, open_progress() as progress:
+                release()  # from here on, the run says how it ended
+                yield run, progress
+        except Exception as error:
+            if is_about_input(error) and not run.has_records:
+                run.discard()
+                raise
+            error.add_note(f"traceback in {run.log_path}")
             raise
-        error.add_note(f"traceback in {run.log_path}")
-        raise
-    except KeyboardInterrupt as error:
-        error.add_note(f"what was recorded is in {run.folder}")
-        raise
+        except KeyboardInterrupt as error:
+            error.add_note(f"what was recorded is in {run.folder}")
+            raise
 
 
 def is_about_input(error: BaseException) -> bool:

@@ -24,6 +24,8 @@ _STYLES = {
     Source.TEMPLATE: "dim",
     Source.PROMPT: "default",
     Source.POLICY: "bold green",
+    Source.SUB_AGENT: "bold green",
+    Source.MASKED_SUB_AGENT: "green",
     Source.TOOL: "dim cyan",
 }
 
@@ -35,17 +37,16 @@ class Selection:
     step: int | None = None
     """Those of update N, and of an evaluation after update N."""
     environment: str | None = None
+    """A section of the run's configuration, or the address of an environment."""
     trajectory: str | None = None
     """The id, or its beginning."""
     is_failed_only: bool = False
     """Those that did not get the full reward, and those without a score."""
 
     def accepts(self, trajectory: Trajectory) -> bool:
-        """Whether a trajectory is meant; `step` is not looked at."""
-        return (
-            self.environment in (None, trajectory.episode.task.environment)
-            and trajectory.id.startswith(self.trajectory or "")
-            and not (self.is_failed_only and trajectory.reward == 1.0)
+        """Whether a trajectory is meant; `step` and `environment` are not looked at."""
+        return trajectory.id.startswith(self.trajectory or "") and not (
+            self.is_failed_only and trajectory.reward == 1.0
         )
 
 
@@ -72,18 +73,28 @@ def select_trajectories(run: Run, selection: Selection) -> list[Recorded]:
         files = [file for file in files if _step_of(file) == selection.step]
         if not files:
             raise ValueError(f"{run.folder} has no step {selection.step}: the last is {last}")
+    addresses = _addresses(run, selection.environment)
     found = [
         Recorded(file=file.stem, trajectory=trajectory)
         for file in files
         for group in iterate_groups(file)
         for trajectory in group.trajectories
         if selection.accepts(trajectory)
+        and (not addresses or trajectory.episode.task.environment in addresses)
     ]
     if not found:
         raise ValueError(
             f"{run.folder} has no such trajectory: `limosa show {run.folder}` lists all"
         )
     return found
+
+
+def _addresses(run: Run, name: str | None) -> set[str]:
+    """What the tasks of an environment may call it; empty where none is asked for."""
+    if name is None:
+        return set()
+    section = run.config.environments.get(name)
+    return {name, section.use} if section is not None and section.use else {name}
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -7,6 +7,7 @@ verbs that need them.
 import argparse
 import dataclasses
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.console import Group as RichGroup, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from envs.soundness import Soundness
 from rl.config import RunConfig
 from rl.config_loader import load_config
 
@@ -128,18 +130,38 @@ def run_check(arguments: argparse.Namespace) -> Report:
     """`limosa check`."""
     from rl.check import Verdict, check_run
 
-    findings = check_run(load_config(*split_inputs(arguments.inputs)), arguments.tasks)
+    checked = check_run(load_config(*split_inputs(arguments.inputs)), arguments.tasks)
     table = _table("", "what", "finding")
-    for finding in findings:
+    for finding in checked.findings:
         is_good = finding.verdict is Verdict.GOOD
         mark = Text("ok", style="green") if is_good else Text("error", style="bold red")
         table.add_row(mark, Text(finding.subject), Text(finding.text))
-    errors = [finding for finding in findings if finding.verdict is Verdict.ERROR]
     values = {
-        "errors": len(errors),
-        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "errors": checked.num_errors,
+        "findings": [dataclasses.asdict(finding) for finding in checked.findings],
+        "environments": {
+            name: {"sound": not proof.failures, "badge": proof.badge, **dataclasses.asdict(proof)}
+            for name, proof in checked.environments.items()
+        },
     }
-    return Report(values=values, text=table, exit_code=BAD_INPUT if errors else 0)
+    text = RichGroup(
+        table, *(_soundness(name, proof) for name, proof in checked.environments.items())
+    )
+    return Report(values=values, text=text, exit_code=BAD_INPUT if checked.num_errors else 0)
+
+
+def _soundness(name: str, proof: Soundness) -> RenderableType:
+    """The checks of one environment, and the badge below."""
+    styles = {"passed": "green", "failed": "bold red", "skipped": "dim"}
+    table = _table("", "check", "what holds, or where it does not")
+    for result in proof.results:
+        said = result.rule if result.verdict == "passed" else "; ".join(result.details)
+        if result.verdict == "failed":
+            said = f"not so: {result.rule} ({said})"
+        mark = Text(str(result.verdict), style=styles[result.verdict])
+        table.add_row(mark, Text(result.name), Text(said))
+    badge = Text(proof.badge, style="bold red" if proof.failures else "bold green")
+    return RichGroup(Text(f"\nenvironments.{name}", style="bold"), table, badge)
 
 
 def run_export(arguments: argparse.Namespace) -> Report:
@@ -153,18 +175,16 @@ def run_export(arguments: argparse.Namespace) -> Report:
 
 
 def run_bench(arguments: argparse.Namespace) -> Report:
-    """`limosa bench rollout`, `limosa bench kernels`.
+    """`limosa bench rollout`, `limosa bench kernels`, `limosa bench envs`.
 
     Raises:
-        ValueError: `bench kernels` was given a configuration.
+        ValueError: `bench kernels` or `bench envs` was given a configuration.
     """
-    if arguments.subject == "kernels":
+    if arguments.subject != "rollout":
         if arguments.inputs:
-            raise ValueError(f"bench kernels takes no configuration: {arguments.inputs[0]}")
-        from rl.kernel_bench import bench_kernels, render
-
-        bench, comparisons = bench_kernels()
-        return Report(values=dataclasses.asdict(bench), text=render(bench, comparisons))
+            name = arguments.subject
+            raise ValueError(f"bench {name} takes no configuration: {arguments.inputs[0]}")
+        return _bench_kernels() if arguments.subject == "kernels" else _bench_envs()
     inputs = arguments.inputs or ["configs/quickstart.toml"]
     config: RunConfig = load_config(*split_inputs(inputs))
     from model.checkpoint import require_loadable
@@ -176,6 +196,20 @@ def run_bench(arguments: argparse.Namespace) -> Report:
     result = bench_rollout(config.model.checkpoint, config.rollout)
     values = dataclasses.asdict(result)
     return Report(values=values, text=_listing(values))
+
+
+def _bench_kernels() -> Report:
+    from rl.kernel_bench import bench_kernels, render
+
+    bench, comparisons = bench_kernels()
+    return Report(values=dataclasses.asdict(bench), text=render(bench, comparisons))
+
+
+def _bench_envs() -> Report:
+    from rl.envs_bench import bench_envs, render
+
+    bench = bench_envs(announce=lambda line: sys.stderr.write(f"bench: {line}\n"))
+    return Report(values=dataclasses.asdict(bench), text=render(bench))
 
 
 def run_doctor(arguments: argparse.Namespace) -> Report:
@@ -196,6 +230,17 @@ def run_doctor(arguments: argparse.Namespace) -> Report:
     return Report(values=values, text=table, exit_code=1 if num_bad else 0)
 
 
+def run_new_env(arguments: argparse.Namespace) -> Report:
+    """`limosa new-env`."""
+    from rl.new_env import write_package
+
+    written = write_package(arguments.name, Path.cwd(), arguments.checkpoint)
+    lines = [*map(str, (path.relative_to(Path.cwd()) for path in written))]
+    lines += ["", f"next: cd {arguments.name} && limosa check run.toml"]
+    values = {"folder": str(Path.cwd() / arguments.name), "files": [*map(str, written)]}
+    return Report(values=values, text=Text("\n".join(lines)))
+
+
 VERBS: Mapping[str, Callable[[argparse.Namespace], Report]] = {
     "train": run_train,
     "warm-start": run_warm_start,
@@ -203,6 +248,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Report]] = {
     "eval": run_eval,
     "show": run_show,
     "check": run_check,
+    "new-env": run_new_env,
     "export": run_export,
     "bench": run_bench,
     "doctor": run_doctor,

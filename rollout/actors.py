@@ -107,5 +107,8 @@ class RolloutActor:
         return await measure(self._engine, self._tokenizer, plan, self._setup.config)
 
     async def shutdown(self) -> None:
-        """End the engine and its processes."""
-        await self._engine.shutdown()
+        """End the gateway, the engine and its processes."""
+        try:
+            await self._runner.close()
+        finally:
+            await self._engine.shutdown()

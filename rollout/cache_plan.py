@@ -65,7 +65,7 @@ def plan_cache(shape: ModelConfig, config: RolloutConfig) -> CachePlan:
         page_bytes=tokens * token_bytes,
         layers_per_pool=pool,
         pages_per_request=groups_states + groups_latents * -(-context_tokens(config) // tokens),
-        num_requests=config.max_concurrent_episodes + SCORING_SLOTS,
+        num_requests=config.max_conversations + SCORING_SLOTS,
     )
 
 

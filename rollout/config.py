@@ -5,6 +5,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from rewards.config import InvalidRule
 
 
+class SubAgentConfig(BaseModel):
+    """A tool `ask(question)` in every environment: the policy asks itself, and knows no more."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    trains: bool = False
+    """Whether what a sub-agent writes gets the episode's credit; false: it is masked."""
+    max_turns: int = Field(default=4, ge=1)
+    """Its messages, at most; its budgets of tokens are the episode's."""
+    tools: tuple[str, ...] = ()
+    """Tools of an environment that it may call, where an environment has them."""
+
+
 class RolloutConfig(BaseModel):
     """How trajectories are collected."""
 
@@ -23,7 +36,7 @@ class RolloutConfig(BaseModel):
     max_turns: int = Field(default=6, ge=1)
     """Policy messages in an episode, at most."""
     max_tokens: int = Field(default=256, ge=8)
-    """Tokens in an episode, at most: opening, sampled and tool replies together."""
+    """Tokens in a conversation, at most: opening, sampled and tool replies together."""
     max_sampled_tokens: int = Field(default=64, ge=1)
     """Tokens the policy may write in an episode, at most."""
     kv_cache_mib: int = Field(default=256, ge=16)
@@ -32,8 +45,15 @@ class RolloutConfig(BaseModel):
     """Tokens per engine step, at most."""
     engine_threads: int = Field(default=1, ge=1)
     """CPU threads per engine."""
+    sub_agent: SubAgentConfig | None = None
+    """A section `[rollout.sub_agent]` gives every environment the tool `ask`."""
     invalid: dict[str, InvalidRule] = {}
     """What becomes of episodes without a score, by reason, such as `sandbox_failed`; all other
     reasons are masked."""
     start_timeout_seconds: float = Field(default=240.0, gt=0)
     """Engines that are not up by then end the run with an error."""
+
+    @property
+    def max_conversations(self) -> int:
+        """Conversations in flight per engine: an episode may wait for one sub-agent."""
+        return self.max_concurrent_episodes * (1 if self.sub_agent is None else 2)

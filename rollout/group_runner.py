@@ -9,15 +9,19 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from envs.config import EnvironmentConfig
+from envs.program import ProgramSpec
 from envs.registry import load_environment
 from envs.task import Task
 from rewards.registry import load_grader
 from rewards.reward import Grader
-from rollout.agent_loop import Attempt, World, run_episode
+from rollout.agent_loop import World, run_episode
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import Engine
+from rollout.gateway import Gateway
 from rollout.input_error import InputError, about_input
 from rollout.invalid_outcomes import is_retried, settle
+from rollout.program_loop import run_program_episode
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Trajectory
 
@@ -64,6 +68,8 @@ class GroupRunner:
                 spec = load_environment(section.use or name)
             self._sections.setdefault(spec.name, section)
         self._graders: dict[str, Grader] = {}
+        self._gateway: Gateway | None = None
+        self._gateway_lock = asyncio.Lock()
         # First come, first served: groups asked for first finish first.
         self._slots = asyncio.Semaphore(config.max_concurrent_episodes)
 
@@ -101,12 +107,26 @@ class GroupRunner:
         world = self._world(attempt.task)
         async with self._slots:
             while True:
-                trajectory = await run_episode(
-                    attempt, world, self._engine, self._tokenizer, self._config
-                )
+                trajectory = await self._run(attempt, world)
                 if not is_retried(trajectory, attempt.retry, self._config.invalid):
                     return settle(trajectory, self._config.invalid)
                 attempt = replace(attempt, retry=attempt.retry + 1)
+
+    async def _run(self, attempt: Attempt, world: World) -> Trajectory:
+        """Run one episode: we call the environment's tools, or its program calls the policy."""
+        played_with = (self._engine, self._tokenizer, self._config)
+        if not isinstance(world.spec, ProgramSpec):
+            return await run_episode(attempt, world, *played_with)
+        async with self._gateway_lock:
+            if self._gateway is None:
+                self._gateway = await Gateway.start()
+        return await run_program_episode(attempt, world, self._gateway, *played_with)
+
+    async def close(self) -> None:
+        """End the gateway, where a program needed one. Idempotent."""
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            await gateway.stop()
 
     def _world(self, task: Task) -> World:
         """Find the task's environment and grader."""

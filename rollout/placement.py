@@ -227,13 +227,19 @@ def _is_tracker(process: psutil.Process) -> bool:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's signal handlers, which Ray replaces."""
+    """Keep this process's signal handlers, which Ray replaces.
+
+    Raises:
+        KeyboardInterrupt: SIGTERM came while Ray's own handler was there, which would exit.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except SystemExit as ended:
+        raise KeyboardInterrupt from ended
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -21,8 +21,9 @@ from envs.environment import EnvironmentSpec
 from envs.episode import Episode
 from envs.task import Task
 from rewards.reward import Outcome, Scored
-from rollout.agent_loop import Attempt, World, run_episode
+from rollout.agent_loop import World, run_episode
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import Engine, Generation, SamplingConfig, Session, SessionReport
 from rollout.input_error import InputError
 from rollout.tokenizer import Tokenizer

@@ -65,8 +65,11 @@ class ToolParser:
                    tool_calls=(ToolCall(name="search", arguments={"query": "gallium"}),))
     """
 
-    def __init__(self, tokenizer: Tokenizer, tools: Sequence[ToolSpec]) -> None:
-        """Parse calls of these tools."""
+    def __init__(
+        self, tokenizer: Tokenizer, tools: Sequence[ToolSpec], *, takes_text: bool = False
+    ) -> None:
+        """Parse calls of these tools, and plain text where the environment takes it as well."""
+        self._takes_text = takes_text or not tools
         self._tokenizer = tokenizer
         self._tools = {tool.name: tool for tool in tools}
 
@@ -94,7 +97,7 @@ class ToolParser:
             return ParseFailure(
                 kind=FailureKind.MALFORMED, reason="an argument before any call", text=written
             )
-        if not calls and self._tools:
+        if not calls and not self._takes_text:
             return ParseFailure(kind=FailureKind.NO_CALL, reason="no tool call", text=written)
         try:
             tool_calls = tuple(self._parse_call(call) for call in calls)

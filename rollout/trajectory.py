@@ -30,9 +30,23 @@ class Source(StrEnum):
     PROMPT = "prompt"
     """The task's opening."""
     POLICY = "policy"
-    """The policy: the only tokens that train."""
+    """The policy in its episode."""
+    SUB_AGENT = "sub_agent"
+    """The policy, asked by itself, where that trains (`rollout.sub_agent.trains`)."""
+    MASKED_SUB_AGENT = "masked_sub_agent"
+    """The policy, asked by itself, where that does not train."""
     TOOL = "tool"
     """A tool's reply."""
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the engine sampled such a token: it has a log-probability."""
+        return self in (Source.POLICY, Source.SUB_AGENT, Source.MASKED_SUB_AGENT)
+
+    @property
+    def trains(self) -> bool:
+        """Whether such a token gets credit."""
+        return self in (Source.POLICY, Source.SUB_AGENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +79,9 @@ class Segment:
     The `<end>` that closes a policy message is sampled: it is the policy's own.
 
     Raises:
-        ValueError: spans do not tile [0, T), or a log-probability is positive or not finite on a
-            POLICY token or not exactly 0 elsewhere, or lengths disagree.
+        ValueError: spans do not tile [0, T), or policy versions decrease, or a log-probability is
+            positive or not finite on a sampled token or not exactly 0 elsewhere, or lengths
+            disagree.
     """
 
     token_ids: Int32[np.ndarray, " T"]
@@ -88,18 +103,30 @@ class Segment:
             )
         if self.expert_ids is not None and len(self.expert_ids) != length:
             raise ValueError(f"{length} tokens but {len(self.expert_ids)} rows of expert ids")
-        sampled = self.behavior_logprobs[self.loss_mask]
+        versions = [span.policy_version for span in self.spans]
+        if versions != sorted(versions):
+            raise ValueError("policy versions decrease in a segment")
+        is_sampled = self.sampled_mask
+        sampled = self.behavior_logprobs[is_sampled]
         if not (np.isfinite(sampled).all() and (sampled <= 0).all()):
-            raise ValueError("a POLICY token's log-probability is positive or not finite")
-        if self.behavior_logprobs[~self.loss_mask].any():
+            raise ValueError("a sampled token's log-probability is positive or not finite")
+        if self.behavior_logprobs[~is_sampled].any():
             raise ValueError("a token that the policy did not write has a log-probability")
 
     @cached_property
     def loss_mask(self) -> Bool[np.ndarray, " T"]:
-        """True where the policy wrote the token: the one definition of what trains."""
+        """True where the policy wrote the token to train on it: the one definition of that."""
+        return self._mask({source for source in Source if source.trains})
+
+    @cached_property
+    def sampled_mask(self) -> Bool[np.ndarray, " T"]:
+        """True where the engine sampled the token, masked sub-agents included."""
+        return self._mask({source for source in Source if source.is_sampled})
+
+    def _mask(self, sources: set[Source]) -> Bool[np.ndarray, " T"]:
         mask = np.zeros(len(self.token_ids), dtype=bool)
         for span in self.spans:
-            mask[span.start : span.stop] = span.source is Source.POLICY
+            mask[span.start : span.stop] = span.source in sources
         return mask
 
     @cached_property
@@ -133,9 +160,10 @@ class Turn:
     """One policy message: the unit of recording and of recovery."""
 
     index: int
+    """From 0; a sub-agent counts its own."""
     action: Message
     span: TokenSpan
-    """The POLICY tokens, in the segment `segment`."""
+    """The sampled tokens, in the segment `segment`."""
     segment: int
     finish: str
     """Why sampling stopped: `stop` (the end token), `length` or `abort`."""
@@ -148,7 +176,7 @@ class Trajectory:
     """One attempt at a task in tokens, with its episode and outcome.
 
     Raises:
-        ValueError: no segment, or policy versions that decrease.
+        ValueError: no segment, or one that began before the first.
     """
 
     id: str
@@ -165,9 +193,9 @@ class Trajectory:
     def __post_init__(self) -> None:
         if not self.segments:
             raise ValueError(f"trajectory {self.id!r} has no segment")
-        versions = [span.policy_version for segment in self.segments for span in segment.spans]
-        if versions != sorted(versions):
-            raise ValueError(f"trajectory {self.id!r}: policy versions decrease")
+        starts = [segment.spans[0].policy_version for segment in self.segments]
+        if starts != sorted(starts):
+            raise ValueError(f"trajectory {self.id!r}: policy versions of its segments decrease")
 
     @property
     def reward(self) -> float | None:
@@ -186,7 +214,7 @@ class Trajectory:
 
     @property
     def num_sampled(self) -> int:
-        """Tokens that the policy wrote."""
+        """Tokens that the policy wrote and trains on."""
         return sum(int(segment.loss_mask.sum()) for segment in self.segments)
 
     @property

@@ -39,8 +39,15 @@ class Transcript:
             logprobs = [0.0] * len(piece.token_ids)
             self._append(piece.token_ids, logprobs, piece.source, turn, policy_version)
 
-    def append_generation(self, generation: Generation, *, turn: int) -> TokenSpan | None:
+    def append_generation(
+        self, generation: Generation, *, turn: int, author: Source = Source.POLICY
+    ) -> TokenSpan | None:
         """Record what the policy sampled, one span per policy version.
+
+        Args:
+            generation: As the engine gave it.
+            turn: Index of the turn.
+            author: In which role the policy wrote it.
 
         Returns:
             The span of the whole turn, of the version that sampled its first token; None where
@@ -58,14 +65,14 @@ class Transcript:
             self._append(
                 generation.token_ids[first:last].tolist(),
                 logprobs[first:last].tolist(),
-                Source.POLICY,
+                author,
                 turn,
                 int(generation.versions[first]),
             )
         return TokenSpan(
             start=start,
             stop=len(self),
-            source=Source.POLICY,
+            source=author,
             turn=turn,
             policy_version=int(generation.versions[0]),
         )

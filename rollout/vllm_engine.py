@@ -48,7 +48,7 @@ class VllmEngine:
         self._config = config
         self._version = version
         self._log = log
-        self._seats = asyncio.Semaphore(config.max_concurrent_episodes)
+        self._seats = asyncio.Semaphore(config.max_conversations)
         self._sessions: set[VllmSession] = set()
         self._publishing = asyncio.Lock()
         self._ready = asyncio.Event()
@@ -114,7 +114,7 @@ class VllmEngine:
         return [process.pid for process in self._processes]
 
     async def open(self, session_id: str) -> "VllmSession":
-        """Start a conversation; waits while `max_concurrent_episodes` are open.
+        """Start a conversation; waits while `max_conversations` are open.
 
         Args:
             session_id: For logs; conversations need not have different ones.

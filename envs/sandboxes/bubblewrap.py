@@ -9,14 +9,20 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from envs.sandboxes.control_group import enter_command, make_control_groups
 from envs.sandboxes.lease import Lease, open_lease
-from envs.sandboxes.protocol import WORKSPACE, SandboxError, SandboxLimits
+from envs.sandboxes.protocol import (
+    INPUTS,
+    NO_INPUTS,
+    WORKSPACE,
+    SandboxError,
+    SandboxLimits,
+)
 from envs.sandboxes.session import Confinement, GuestSandbox, start_guest
 from envs.sandboxes.system_call_filter import make_filter
 
@@ -58,7 +64,9 @@ class Bubblewrap:
         await sandbox.stop()
         return None
 
-    async def start(self, limits: SandboxLimits, lease: Lease) -> GuestSandbox:
+    async def start(
+        self, limits: SandboxLimits, lease: Lease, inputs: Mapping[str, bytes] = NO_INPUTS
+    ) -> GuestSandbox:
         """Start a sandbox with an empty workspace; see `protocol.Backend`."""
         try:
             launcher = find_launcher()
@@ -75,13 +83,15 @@ class Bubblewrap:
         command = [*enter_command(groups), *launcher.command, *launcher.options]
         command += ["--as-pid-1", "--size", str(_TEMPORARY_BYTES), "--tmpfs", "/tmp"]
         command += ["--size", str(disk), "--tmpfs", WORKSPACE, "--chdir", WORKSPACE]
-        command += ["--remount-ro", "/dev", "--remount-ro", "/"]
-        with memory_file(make_filter()) as call_filter:
+        with ExitStack() as stack:
+            input_options, files = mount_inputs(inputs, stack)
+            command += [*input_options, "--remount-ro", "/dev", "--remount-ro", "/"]
+            call_filter = stack.enter_context(memory_file(make_filter()))
             confinement = Confinement(
                 command=[*command, "--seccomp", str(call_filter)],
                 interpreter=launcher.interpreter,
                 environment=launcher.environment,
-                open_files=[*launcher.open_files, call_filter],
+                open_files=[*launcher.open_files, *files, call_filter],
             )
             return await start_guest(limits, lease, confinement)
 
@@ -175,6 +185,26 @@ def is_open_to_all(path: Path) -> bool:
     return os.geteuid() != 0 or all(
         parent.stat().st_mode & 0o001 for parent in (path, *path.resolve().parents)
     )
+
+
+def mount_inputs(inputs: Mapping[str, bytes], stack: ExitStack) -> tuple[list[str], list[int]]:
+    """Have files mounted below `INPUTS`, each a read-only mount of its own.
+
+    The mounts are made outside, by bubblewrap; inside nobody has the right to undo them.
+
+    Args:
+        inputs: Content by name.
+        stack: Closes the files in memory from which bubblewrap copies.
+
+    Returns:
+        Options, and the open files that they name by number.
+    """
+    options, files = [], []
+    for name, content in inputs.items():
+        file = stack.enter_context(memory_file(content))
+        files.append(file)
+        options += ["--ro-bind-data", str(file), f"{INPUTS}/{name}"]
+    return options, files
 
 
 @contextmanager

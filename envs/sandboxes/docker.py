@@ -7,11 +7,18 @@ be there. `docker` in the entry-point group `limosa.sandboxes`.
 import asyncio
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from envs.sandboxes.lease import Lease
-from envs.sandboxes.protocol import WORKSPACE, SandboxError, SandboxLimits
-from envs.sandboxes.session import Confinement, GuestSandbox, start_guest
+from envs.sandboxes.protocol import (
+    INPUTS,
+    NO_INPUTS,
+    WORKSPACE,
+    SandboxError,
+    SandboxLimits,
+)
+from envs.sandboxes.session import Confinement, GuestSandbox, start_guest, write_inputs
 
 IMAGE = "python:3.11-slim"
 NOBODY = "65534:65534"
@@ -49,7 +56,9 @@ class Docker:
             return lines[-1] if lines else f"docker ended with {process.returncode}"
         return None
 
-    async def start(self, limits: SandboxLimits, lease: Lease) -> GuestSandbox:
+    async def start(
+        self, limits: SandboxLimits, lease: Lease, inputs: Mapping[str, bytes] = NO_INPUTS
+    ) -> GuestSandbox:
         """Start a sandbox with an empty workspace; see `protocol.Backend`."""
         command = shutil.which("docker")
         if command is None:
@@ -64,6 +73,8 @@ class Docker:
         options += ["--pids-limit", str(limits.max_processes + 2), "--workdir", WORKSPACE]
         owned = "uid=65534,gid=65534,mode=0700"
         options += ["--tmpfs", f"{WORKSPACE}:size={limits.disk_mib}m,exec,{owned}"]
+        if inputs:
+            options += ["--volume", f"{write_inputs(lease, inputs)}:{INPUTS}:ro"]
         options += ["--tmpfs", "/tmp:size=16m", "--entrypoint", "", self.image]
         confinement = Confinement(
             command=[command, *options],

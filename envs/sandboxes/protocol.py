@@ -6,14 +6,18 @@ Two failures are told apart. `SandboxError` is infrastructure: nobody's score. `
 an answer about the files that the program itself made: missing, a link, too large.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from envs.sandboxes.lease import Lease
 
 WORKSPACE = "/workspace"
 """Where a program finds its files, in backends that give it a file system of its own."""
+INPUTS = "/inputs"
+"""Where a program finds what its caller gave it to read, in such backends."""
+NO_INPUTS: Mapping[str, bytes] = MappingProxyType({})
 MAX_READ_BYTES = 1 << 20
 """Of one file, unless the caller allows more."""
 
@@ -70,6 +74,11 @@ class Sandbox(Protocol):
     @property
     def lease(self) -> Lease:
         """Who holds it, and for how long."""
+        ...
+
+    @property
+    def inputs(self) -> str:
+        """Folder of the files that it was started with."""
         ...
 
     def assign(self, owner: str, ttl_seconds: float) -> bool:
@@ -144,8 +153,16 @@ class Backend(Protocol):
         """Say in one line why it does not work on this machine; None where it does."""
         ...
 
-    async def start(self, limits: SandboxLimits, lease: Lease) -> Sandbox:
+    async def start(
+        self, limits: SandboxLimits, lease: Lease, inputs: Mapping[str, bytes] = NO_INPUTS
+    ) -> Sandbox:
         """Start a sandbox with an empty workspace.
+
+        Args:
+            limits: What programs may use.
+            lease: Already open; it is released with the sandbox.
+            inputs: Files outside of the workspace, by name. Programs read them; nobody in there
+                can change, replace or remove them.
 
         Raises:
             SandboxError: it does not start.

@@ -7,18 +7,21 @@ not confine.
 
 import asyncio
 import os
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary
 
 from envs.registry import load_named
 from envs.sandboxes.lease import DEFAULT_TTL_SECONDS, open_lease, reap
-from envs.sandboxes.protocol import Backend, Sandbox, SandboxError, SandboxLimits
+from envs.sandboxes.protocol import NO_INPUTS, Backend, Sandbox, SandboxError, SandboxLimits
+from envs.sandboxes.slots import Slots
 
 ENTRY_POINTS = "limosa.sandboxes"
 DEFAULTS = ("envs.sandboxes.bubblewrap:BACKEND", "envs.sandboxes.sandlock:BACKEND")
 """In this order; named by path, so that they are there before anything is installed."""
 
 _CHOICES: dict[tuple[str, ...], Backend] = {}
-_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_STARTING = Slots(2 * (os.cpu_count() or 1))
+"""A crowd that starts at once would take turns on the cores until each of them is late."""
 _CHOOSING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
@@ -69,6 +72,7 @@ async def start_sandbox(
     owner: str,
     ttl_seconds: float = DEFAULT_TTL_SECONDS,
     backend: Backend | None = None,
+    inputs: Mapping[str, bytes] = NO_INPUTS,
 ) -> Sandbox:
     """Start a sandbox; whoever asks has to stop it, and the reaper does where they do not.
 
@@ -77,13 +81,12 @@ async def start_sandbox(
         owner: Whose it is, for people: `episode 17`.
         ttl_seconds: From its last operation until anybody may end it.
         backend: What confines it; the first that works here where None.
+        inputs: Files for programs to read, by name; see `protocol.Backend`.
 
     Raises:
         SandboxError: it does not start.
     """
     backend = backend or await choose_backend()
-    # A crowd that starts at once would take turns on the cores until each of them is late.
-    most = 2 * (os.cpu_count() or 1)
-    slots = _STARTING.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(most))
-    async with slots:
-        return await backend.start(limits or SandboxLimits(), open_lease(owner, ttl_seconds))
+    async with _STARTING:
+        lease = open_lease(owner, ttl_seconds)
+        return await backend.start(limits or SandboxLimits(), lease, inputs)

@@ -9,12 +9,13 @@ file is bounded, but not all files of the workspace together.
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from envs.sandboxes.bubblewrap import ROOT_STAND_IN, become_stand_in, find_interpreter
 from envs.sandboxes.lease import Lease, open_lease
-from envs.sandboxes.protocol import SandboxError, SandboxLimits
-from envs.sandboxes.session import Confinement, GuestSandbox, start_guest
+from envs.sandboxes.protocol import NO_INPUTS, SandboxError, SandboxLimits
+from envs.sandboxes.session import Confinement, GuestSandbox, start_guest, write_inputs
 
 _OWN_MIB = 48
 """Memory of the guest, on top of what programs may use."""
@@ -52,7 +53,9 @@ class Sandlock:
         await sandbox.stop()
         return None
 
-    async def start(self, limits: SandboxLimits, lease: Lease) -> GuestSandbox:
+    async def start(
+        self, limits: SandboxLimits, lease: Lease, inputs: Mapping[str, bytes] = NO_INPUTS
+    ) -> GuestSandbox:
         """Start a sandbox with an empty workspace; see `protocol.Backend`."""
         try:
             folder = _find_sandlock()
@@ -62,17 +65,19 @@ class Sandlock:
             workspace.mkdir(mode=0o700)
             if drop_root:
                 os.chown(workspace, ROOT_STAND_IN, ROOT_STAND_IN)
+            given = write_inputs(lease, inputs)
         except (SandboxError, OSError) as error:
             lease.release()
             raise SandboxError(f"the sandbox did not start: {error}") from error
         supervisor = [sys.executable, "-I", "-S", "-c", _SUPERVISOR, str(folder)]
         bounds = [str(limits.memory_mib + _OWN_MIB << 20), str(limits.max_processes + 1)]
-        readable = [str(path) for path in folders if path.exists()]
+        readable = [str(path) for path in (*folders, given) if path.exists()]
         confinement = Confinement(
             # Root is dropped inside: the supervisor may live where only root can read.
             command=[*supervisor, str(workspace), *bounds, *readable, "--", *drop_root],
             interpreter=str(interpreter),
             workspace=str(workspace),
+            inputs=str(given),
             is_counting_processes=True,
             is_guest_hiding=False,
             environment={"HOME": "/"},  # of the supervisor: it asks, and a user may have none

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from envs.sandboxes.lease import Lease, ProcessIdentity
 from envs.sandboxes.protocol import (
+    INPUTS,
     MAX_READ_BYTES,
     WORKSPACE,
     ExecResult,
@@ -43,6 +44,7 @@ class Confinement:
     """What the guest's own command is appended to."""
     interpreter: str = "python3"
     workspace: str = WORKSPACE
+    inputs: str = INPUTS
     is_counting_processes: bool = False
     """Whether the backend bounds the number of processes; otherwise the guest does, by rlimit."""
     is_guest_hiding: bool = True
@@ -69,6 +71,7 @@ class GuestSandbox:
         self._socket, self._guest_end = socket.socketpair()
         self._socket.setblocking(False)
         self._complaints = os.memfd_create("complaints")
+        self._inputs = INPUTS
         self._end = ""
         """Why it ended; empty while it lives."""
 
@@ -77,12 +80,18 @@ class GuestSandbox:
         """Who holds it, and for how long."""
         return self._lease
 
+    @property
+    def inputs(self) -> str:
+        """Folder of the files that it was started with."""
+        return self._inputs
+
     async def start(self, confinement: Confinement) -> None:
         """Start the guest and wait until it reports.
 
         Raises:
             SandboxError: it does not; nothing is left of it.
         """
+        self._inputs = confinement.inputs
         try:
             self._spawn(confinement)
             await asyncio.wait_for(self._receive(0), START_SECONDS)
@@ -261,6 +270,21 @@ async def _wait_for_end(process: subprocess.Popen) -> None:
     finally:
         loop.remove_reader(handle)
         os.close(handle)
+
+
+def write_inputs(lease: Lease, inputs: Mapping[str, bytes]) -> Path:
+    """Write the files of a sandbox into a folder of its lease, where programs may only read.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    folder = Path(lease.folder) / "inputs"
+    folder.mkdir()
+    for name, content in inputs.items():
+        (folder / name).write_bytes(content)
+        (folder / name).chmod(0o444)
+    folder.chmod(0o755)  # the lease's owner has to empty it one day
+    return folder
 
 
 async def start_guest(

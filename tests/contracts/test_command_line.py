@@ -2,10 +2,16 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-VERBS = ("train", "warm-start", "collect", "eval", "show", "check", "export", "bench", "doctor")
+ROOT = Path(__file__).parents[2]
+
+VERBS = (
+    *("train", "warm-start", "collect", "eval", "show", "check"),
+    *("new-env", "export", "bench", "doctor"),
+)
 
 
 def limosa(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,3 +37,17 @@ def test_an_unknown_verb_is_bad_input():
     result = limosa("trian")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+
+
+def test_the_help_of_check_and_the_readme_name_every_check():
+    from envs.check import ENVIRONMENT_CHECKS
+    from rewards.check import CHECKS
+    from rollout.check import token_checks
+    from rollout.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(ROOT / "configs" / "quickstart-checkpoint")
+    checks = (*ENVIRONMENT_CHECKS, *CHECKS, *token_checks(tokenizer))
+    told = [f"  {check.name:<12} {check.rule}" for check in checks]
+    assert "\n".join(told) in limosa("check", "--help").stdout
+    rows = [f"| {check.name} | {check.rule} |" for check in checks]
+    assert "\n".join(rows) in (ROOT / "envs" / "README.md").read_text()

@@ -71,7 +71,7 @@ def test_every_entry_point_loads():
 def test_every_dependency_is_pinned_in_the_lock():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = [*project["dependencies"], *extras["cpu"], *extras["dev"]]
+    wanted = [*project["dependencies"], *extras["adapters"], *extras["cpu"], *extras["dev"]]
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     pinned = {line.partition("==")[0].lower() for line in lines if "==" in line[1:]}
     names = {name.split(">")[0].split("=")[0].lower() for name in wanted}
@@ -80,7 +80,8 @@ def test_every_dependency_is_pinned_in_the_lock():
 
 def test_every_package_that_the_sources_import_is_a_declared_dependency():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["cpu"], *extras["adapters"]]
     declared = {re.split(r"[<>=]", name)[0] for name in wanted}
     imported = set()
     for path in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):

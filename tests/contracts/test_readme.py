@@ -34,35 +34,47 @@ def test_the_tree_names_exactly_the_source_files():
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
-    """The environment of the recipe, loaded from a folder that the README's reader works in."""
-    from envs.registry import load_environment
-
-    code = re.search(r"```python\n(.*?)```", README, re.DOTALL)
-    assert code is not None
-    (tmp_path / "guess.py").write_text(code.group(1))
+    """The two blocks of the recipe as `guess.py`, in a folder that the README's reader works in."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 2
+    (tmp_path / "guess.py").write_text("\n\n".join(blocks))
     monkeypatch.delitem(sys.modules, "guess", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return load_environment("guess:SPEC")
+    return blocks
+
+
+def test_an_environment_takes_forty_lines(recipe):
+    assert len(recipe[0].splitlines()) <= 40
 
 
 def test_the_environment_of_the_recipe_is_solved_by_its_expert(recipe):
+    from envs.config import EnvironmentConfig
     from envs.environment import Split
     from envs.play import play
+    from envs.registry import load_environment
+    from envs.task_sets import list_tasks
     from rewards.registry import load_grader
     from rewards.reward import Scored
 
-    tasks = [*recipe.tasks(Split.TRAIN), *recipe.tasks(Split.HELD_OUT)]
+    spec = load_environment("guess:SPEC")
+    tasks = [task for split in Split for task in list_tasks(spec, EnvironmentConfig(), split)]
     assert len(tasks) == 60
     for task in tasks:
-        episode = asyncio.run(play(recipe, task, recipe.expert(task, random.Random(0))))
+        episode = asyncio.run(play(spec, task, spec.expert(task, random.Random(0))))
         assert asyncio.run(load_grader(task.grader)(episode)) == Scored(value=1.0)
 
 
-def test_the_checker_accepts_the_environment_of_the_recipe(recipe):
+@pytest.mark.parametrize(
+    "section", [{"use": "guess:Guess", "tasks": "guess:TASKS"}, {"use": "guess:SPEC"}]
+)
+def test_the_checker_accepts_the_environment_of_the_recipe(recipe, section):
+    from envs.config import EnvironmentConfig
+    from envs.registry import load_environment
     from rewards.check import check_rewards
 
-    assert asyncio.run(check_rewards(recipe)) == []
+    spec = load_environment(section["use"])
+    assert asyncio.run(check_rewards(spec, EnvironmentConfig(**section))) == []
 
 
 def test_every_make_target_in_the_documents_exists():

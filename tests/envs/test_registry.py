@@ -40,7 +40,7 @@ def test_nothing_in_the_working_folder_stands_in_for_a_package(tmp_path, monkeyp
     ("name", "message"),
     [
         ("code_test", r"no environment 'code_test' \(did you mean 'code_tests'\?\)"),
-        ("zzz", "no environment 'zzz'; known: code_tests, retrieval, or a path"),
+        ("zzz", "no environment 'zzz'; known: .*code_tests, .*retrieval, or a path"),
         ("envs.code_tests:NOTHING", "cannot be loaded: AttributeError"),
         ("envs.nothing:SPEC", "cannot be loaded: ModuleNotFoundError: No module named"),
         ("envs.code_tests:RESULTS", "is a dict, no EnvironmentSpec"),

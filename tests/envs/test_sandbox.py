@@ -1,6 +1,7 @@
 """The sandbox: what a program can do, what it cannot, and what counts as its own fault."""
 
 import asyncio
+import dataclasses
 import os
 import signal
 import socket
@@ -26,6 +27,24 @@ async def test_a_program_reads_and_prints():
     assert result.exit_code == 0
     assert not result.timed_out
     assert not result.truncated
+
+
+async def test_inputs_are_mounted_read_only():
+    program = """
+import os, sys
+path = sys.argv[1] + "/secret.txt"
+def write(): open(path, "w")
+def change_mode(): os.chmod(path, 0o666)
+def move_over(): open("o", "w").close(); os.replace("o", path)
+def remove(): os.unlink(path)
+def add(): open(sys.argv[1] + "/new", "w")
+for way in (write, change_mode, move_over, remove, add):
+    try: way(); print(way.__name__)
+    except OSError: pass
+print(open(path).read())
+"""
+    result = await run_python(program, inputs={"secret.txt": b"as it was"})
+    assert result.stdout == b"as it was\n"
 
 
 async def test_a_program_that_raises_has_an_exit_code_and_no_output():
@@ -197,13 +216,11 @@ os._exit(1)
 
 async def test_a_sandbox_that_does_not_start_is_an_error(monkeypatch):
     launcher = sandbox._find_launcher()
-    broken = sandbox._Launcher(
-        command=(*launcher.command[:-4], "/nowhere/python"), environment={}, open_files=()
-    )
+    broken = dataclasses.replace(launcher, program=("/nowhere/python",))
     monkeypatch.setattr(sandbox, "_find_launcher", lambda: broken)
     with pytest.raises(SandboxError, match=r"did not start: .*nowhere"):
         await run("print(1)")
-    missing = sandbox._Launcher(command=("/nowhere/bwrap",), environment={}, open_files=())
+    missing = dataclasses.replace(broken, command=("/nowhere/bwrap",))
     monkeypatch.setattr(sandbox, "_find_launcher", lambda: missing)
     with pytest.raises(SandboxError, match="did not start"):
         await run("print(1)")

@@ -69,7 +69,7 @@ async def test_a_pool_that_cannot_start_says_so():
         async def find_problem(self):
             return "it is broken"
 
-        async def start(self, limits, lease):
+        async def start(self, limits, lease, inputs):
             lease.release()
             raise SandboxError("it is broken")
 

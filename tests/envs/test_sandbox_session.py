@@ -214,6 +214,43 @@ async def test_where_nothing_confines_nothing_runs(monkeypatch):
     assert list_leases_of("test") == []
 
 
+async def test_inputs_can_be_read_and_by_no_means_changed(backend):
+    inputs = {"test_suite.py": b"assert False", "data.bin": bytes(range(256))}
+    sandbox = await backend.start(LIMITS, open_lease("test"), inputs)
+    try:
+        program = f"""
+import ctypes, os
+folder = {sandbox.inputs!r}
+path = folder + "/test_suite.py"
+mount = ctypes.CDLL(None).umount2
+def change_mode(): os.chmod(path, 0o666); os.chmod(folder, 0o777)
+def write(): open(path, "w").write("x")
+def write_inside(): open(path, "r+").write("x")
+def truncate(): os.truncate(path, 0)
+def remove(): os.unlink(path)
+def move_over(): open("other", "w").close(); os.replace("other", path)
+def move_away(): os.rename(path, "mine")
+def move_the_folder(): os.rename(folder, folder + "2")
+def add(): open(folder + "/conftest.py", "w")
+def link_and_write(): os.link(path, "link"); open("link", "w").write("x")
+def unmount(): assert mount(path.encode(), 2) == 0
+print(open(path).read(), len(open(folder + "/data.bin", "rb").read()))
+try: change_mode()
+except OSError: pass
+for way in (write, write_inside, truncate, remove, move_over, move_away, move_the_folder, add,
+            link_and_write, unmount):
+    try: way(); print(way.__name__, "did it")
+    except (OSError, AssertionError): pass
+print(sorted(os.listdir(folder)), open(path).read())
+"""
+        result = await sandbox.exec(["python3", "-c", program])
+    finally:
+        await sandbox.stop()
+    told = "assert False 256\n['data.bin', 'test_suite.py'] assert False\n"
+    assert result.stdout.decode() == told, result.stderr
+    assert not Path(sandbox.lease.folder).exists()
+
+
 async def test_where_namespaces_are_missing_sandlock_is_taken(monkeypatch):
     from envs.sandbox import run_python
 
@@ -222,6 +259,8 @@ async def test_where_namespaces_are_missing_sandlock_is_taken(monkeypatch):
     assert (await registry.choose_backend()).name == "sandlock"
     result = await run_python("import sys; print(6 * int(sys.stdin.read()))", stdin="7")
     assert result.stdout == b"42\n"
+    show = "import os, sys; print(open(sys.argv[1] + '/a').read())"
+    assert (await run_python(show, inputs={"a": b"given"})).stdout == b"given\n"
     assert list_leases_of("one program") == []
 
 
@@ -283,8 +322,8 @@ async def test_a_real_container_runs_a_program():
     problem = await docker.BACKEND.find_problem()
     if problem is not None:
         pytest.skip(f"no docker: {problem}")
-    sandbox = await docker.BACKEND.start(LIMITS, open_lease("test"))
-    await sandbox.write("a.py", b"print(6 * 7)")
+    sandbox = await docker.BACKEND.start(LIMITS, open_lease("test"), {"number": b"7"})
+    await sandbox.write("a.py", b"print(6 * int(open('/inputs/number').read()))")
     assert (await sandbox.exec(["python3", "a.py"])).stdout == b"42\n"
     await sandbox.stop()
 

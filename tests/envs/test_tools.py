@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -30,7 +31,7 @@ class Shop:
     def step(self):
         """Never a tool: a reserved name."""
 
-    def get_reward(self):
+    def reward(self):
         """Never a tool: a reserved name."""
 
     def _price(self, item):
@@ -135,13 +136,13 @@ async def test_a_class_is_described_once_whatever_its_instances_are_asked(monkey
         """A class that no other test has described."""
 
     described = []
-    describe = tools._describe
+    describe = tools.describe_method
 
     def count(name, method):
         described.append(name)
         return describe(name, method)
 
-    monkeypatch.setattr(tools, "_describe", count)
+    monkeypatch.setattr(tools, "describe_method", count)
     for _ in range(3):
         kiosk = Kiosk()
         assert tool_specs(kiosk) == tool_specs(Shop)
@@ -249,3 +250,66 @@ async def test_a_tool_that_leaks_a_stop_iteration_fails_at_once():
 
     with pytest.raises(EnvironmentFailure, match="StopIteration"):
         await call_tool(Leaky(), ToolCall(name="look"), timeout_seconds=60)
+
+
+class Board:
+    """Tools with every type that a policy can write."""
+
+    def reset(self):
+        return ""
+
+    @staticmethod
+    def helper(text: str) -> str:
+        """Never a tool."""
+        return text
+
+    def move(
+        self,
+        piece: Literal["rook", "king"],
+        squares: list[int],
+        speed: float | None = None,
+        times: Literal[1, 2] = 1,
+    ) -> str:
+        """Move a piece."""
+        return f"{piece} {squares} {speed} {times}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reply"),
+    [
+        ({"piece": "rook", "squares": [1, 2]}, "rook [1, 2] None 1"),
+        ({"piece": "king", "squares": [], "speed": 2, "times": 2}, "king [] 2 2"),
+        ({"piece": "king", "squares": [], "speed": None}, "king [] None 1"),
+        ({"piece": "pawn", "squares": []}, "error: piece must be one of rook, king"),
+        ({"piece": "rook", "squares": [1, "a"]}, "error: squares[1] must be integer"),
+        ({"piece": "rook", "squares": [True]}, "error: squares[0] must be integer"),
+        ({"piece": "rook", "squares": 3}, "error: squares must be array"),
+        ({"piece": "rook", "squares": [], "speed": "x"}, "error: speed must be number"),
+        ({"piece": "rook", "squares": [], "times": 3}, "error: times must be one of 1, 2"),
+        ({"piece": "rook", "squares": [], "times": None}, "error: times must be integer"),
+        ({"piece": "rook"}, "error: move(piece, squares, speed, times) needs squares"),
+    ],
+)
+async def test_arguments_are_held_against_their_types(arguments, reply):
+    assert await call_tool(Board(), ToolCall(name="move", arguments=arguments)) == reply
+
+
+def test_static_methods_are_no_tools_and_open_argument_lists_are_refused():
+    class Open:
+        def take(self, **anything) -> str:
+            """Take."""
+            return ""
+
+    assert [spec.name for spec in tool_specs(Board)] == ["move"]
+    with pytest.raises(ValueError, match=r"take\(anything\) takes any number of arguments"):
+        tool_specs(Open)
+
+
+async def test_ten_megabytes_are_cut_and_torn_bytes_are_mended():
+    class Loud:
+        def dump(self) -> str:
+            """Dump."""
+            return "\udcff" + "x" * 10_000_000
+
+    reply = await call_tool(Loud(), ToolCall(name="dump"), max_characters=10)
+    assert reply == "?xxxxxxxxx\n(cut: 10000001 characters)"

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -10,31 +11,46 @@ def errors(findings):
     return [(f.subject, f.text) for f in findings if f.verdict is Verdict.ERROR]
 
 
-def test_a_sound_run_has_findings_and_no_error(work_folder):
-    findings = check_run(load_config("run.toml"))
-    assert errors(findings) == []
-    said = " | ".join(finding.text for finding in findings)
+def check(overrides=(), num_tasks=4):
+    return check_run(load_config("run.toml", list(overrides)), num_tasks)
+
+
+def failures(checked):
+    return {
+        name: [(failed.name, failed.details) for failed in proof.failures]
+        for name, proof in checked.environments.items()
+    }
+
+
+def test_a_sound_run_has_findings_and_a_badge_and_no_error(work_folder):
+    checked = check()
+    assert (checked.num_errors, errors(checked.findings)) == (0, [])
+    said = " | ".join(finding.text for finding in checked.findings)
     assert "checkpoint: complete" in said
     assert "train tasks" in said
     assert "held_out tasks" in said
     assert "openings have at most" in said
-    assert "keeps the contract in 4 tasks" in said
+    proof = checked.environments["echo"]
+    assert re.fullmatch(r"sound: 24 checks \(1 skipped\), 8 tasks, \d+\.\d s", proof.badge)
 
 
 @pytest.mark.parametrize(
     ("good", "bad", "said"),
     [
-        ("text: What is said.", "", "each parameter is described under Args"),
-        ("float(said ==", "float(said !=", "a policy that calls no tool scores 0"),
-        ('return "heard"', "return str(id(self))", "the same actions give the same replies"),
-        ("self.said = text", "raise RuntimeError", "the environment does not break"),
+        ("text: What is said.", "", "tools"),
+        ("float(said ==", "float(said !=", "empty"),
+        ('return "heard"', "import os; return os.urandom(9).hex()", "determinism"),
+        ("self.said = text", "raise RuntimeError", "plays"),
     ],
 )
 def test_an_environment_that_breaks_its_contract_is_found(work_folder, good, bad, said):
     world = work_folder / "echo_world.py"
     assert good in world.read_text()
     world.write_text(world.read_text().replace(good, bad))
-    assert said in errors(check_run(load_config("run.toml")))[0][1]
+    checked = check(num_tasks=2)
+    assert checked.environments["echo"].failures[0].name == said
+    assert checked.environments["echo"].badge.startswith(f"unsound: {said}")
+    assert checked.num_errors
 
 
 def test_the_contract_is_played_with_the_tasks_of_the_file(work_folder):
@@ -44,12 +60,12 @@ def test_the_contract_is_played_with_the_tasks_of_the_file(work_folder):
     (work_folder / "tasks.jsonl").write_text("\n".join(lines))
     world = work_folder / "echo_world.py"  # its expert says what it reads, not what is right
     world.write_text(world.read_text().replace('task.reference["word"]})', 'task.data["word"]})'))
-    assert errors(check_run(load_config("run.toml"))) == []
-    found = errors(check_run(load_config("run.toml", ["environments.echo.tasks=tasks.jsonl"]), 1))
-    assert len(found) == 2  # one task of each split
-    for subject, text in found:
-        assert subject == "environments.echo"
-        assert "an expert scores 1 (mine/" in text
+    assert failures(check(num_tasks=1)) == {"echo": []}
+    found = failures(check(["environments.echo.tasks=tasks.jsonl"], 1))
+    (((name, details),),) = found.values()
+    assert name == "gold"
+    assert len(details) == 2  # one task of each split
+    assert all(detail.startswith("mine/") for detail in details)
 
 
 def test_every_error_is_found_not_only_the_first(work_folder):

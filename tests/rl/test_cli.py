@@ -1,11 +1,13 @@
 import json
+import os
+import signal
 import subprocess
 import sys
 
 import pytest
 
 from rl import job, verbs
-from rl.cli import main
+from rl.cli import main, parse_command
 from rl.config_loader import load_config
 from rl.run import Run, RunResult
 from rl.verbs import Report
@@ -99,6 +101,24 @@ def test_weights_that_are_not_the_models_are_found_before_an_engine_starts(
 )
 def test_bad_arguments_are_one_line(capsys, work_folder, arguments):
     bad_input(capsys, *arguments)
+
+
+def test_a_number_that_is_none_is_told_in_words(capsys, work_folder):
+    line = bad_input(capsys, "collect", "run.toml", "--groups", "many")
+    assert "argument --groups: 'many' is no whole number" in line
+
+
+def test_overrides_may_stand_after_options(work_folder):
+    arguments = parse_command(["collect", "run.toml", "--groups", "4", "run.folder=X", "--json"])
+    assert arguments.inputs == ["run.toml", "run.folder=X"]
+    assert (arguments.groups, arguments.json) == (4, True)
+
+
+@pytest.mark.parametrize("rest", [["x=1", "--nonsense"], ["--nonsense=1"]])
+def test_an_unknown_option_is_no_override(capsys, work_folder, rest):
+    line = bad_input(capsys, "collect", "run.toml", "--groups", "4", *rest)
+    assert "unrecognized arguments: " in line
+    assert "unrecognized arguments: x=1" in bad_input(capsys, "doctor", "x=1")
 
 
 def test_train_prints_one_json_object_last_whatever_libraries_print(
@@ -209,6 +229,26 @@ def test_ctrl_c_is_exit_code_130_and_keeps_the_folder(capsys, work_folder):
     assert err.splitlines()[-1] == (
         f"limosa: interrupted; what was recorded is in runs/{folder.name}"
     )
+
+
+def test_sigterm_while_a_run_begins_leaves_a_folder_that_says_so(capsys, work_folder, monkeypatch):
+    create = Run.create
+
+    def create_and_be_told_to_end(*arguments):
+        run = create(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return run
+
+    def begin(arguments):
+        with job._open_job(load_config("run.toml"), None):
+            raise AssertionError
+
+    monkeypatch.setattr(Run, "create", create_and_be_told_to_end)
+    code, _, err = with_verb(capsys, "doctor", begin)
+    (folder,) = (work_folder / "runs").iterdir()
+    assert code == 130
+    assert f"what was recorded is in runs/{folder.name}" in err
+    assert json.loads((folder / "summary.json").read_text()) == {"status": "interrupted"}
 
 
 def with_verb(capsys, name, run):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl.interrupt import run_to_end
+from rl.interrupt import hold_signals, run_to_end
 
 STUBBORN = """
 import asyncio, subprocess, sys
@@ -50,6 +50,36 @@ def test_ctrl_c_cancels_so_that_everything_is_closed():
         run_to_end(main())
     assert closed == [True]
     assert signal.getsignal(signal.SIGINT) is handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_it_is_let_through(number):
+    done = []
+
+    def begin():
+        with hold_signals() as release:
+            os.kill(os.getpid(), number)
+            done.append("begun")
+            release()
+            done.append("never")
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        begin()
+    assert done == ["begun"]
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_after_the_beginning_comes_at_once():
+    def work():
+        with hold_signals() as release:
+            release()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+            raise AssertionError
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
 
 
 def test_what_does_not_end_in_time_is_killed_with_its_children():

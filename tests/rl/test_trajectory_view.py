@@ -67,6 +67,12 @@ def test_every_condition_selects(run):
     assert len(ids(run, trajectory="held")) == 2
 
 
+def test_an_environment_goes_by_the_name_of_its_section(run, build_group):
+    run.record_step(3, {}, [build_group([1.0], name="c", environment="echo_world:SPEC")])
+    for name in ("echo", "echo_world:SPEC"):
+        assert ids(run, environment=name) == [("step-0003", "c#0@0")]
+
+
 def test_nothing_selected_is_an_error_of_one_line(run, work_folder):
     with pytest.raises(ValueError, match="no step 9: the last is 2"):
         select_trajectories(run, Selection(step=9))

@@ -12,8 +12,9 @@ from envs.messages import Role
 from envs.sandbox import SandboxError
 from envs.task import Task
 from rewards.reward import Blame, Invalid, Scored
-from rollout.agent_loop import Attempt, World, run_episode
+from rollout.agent_loop import World, run_episode
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.engine import EngineError
 from rollout.input_error import InputError
 from rollout.scripted_engine import ScriptedEngine
@@ -74,6 +75,8 @@ async def grade(episode):
         raise KeyError("answer")
     if episode.task.reference.get("grader") == "exits":
         raise SystemExit(3)
+    if episode.task.reference.get("grader") == "interrupts":
+        raise KeyboardInterrupt
     if episode.task.reference.get("grader") == "number":
         return 0.5
     return Scored(value=float(episode.artifacts.get("number") == 3))
@@ -253,6 +256,7 @@ async def test_a_reset_that_raises_is_invalid_and_costs_nothing():
     [
         ("raises", "KeyError: 'answer'"),
         ("exits", "SystemExit: 3"),
+        ("interrupts", "RuntimeError: KeyboardInterrupt left the call"),
         ("number", "TypeError: the grader returned float, not Scored or Invalid"),
     ],
 )
@@ -374,3 +378,18 @@ async def test_each_turn_of_each_attempt_has_a_seed_of_its_own():
     again = ScriptedEngine(lambda session, turn: [LOOK, PUT][turn])
     await run_episode(Attempt(task=task()), world(), again, TOKENIZER, CONFIG)
     assert [sampling.seed for sampling in again.sampling["shelf/1#0@0"]] == seeds[:2]
+
+
+async def test_the_reply_to_plain_text_is_cut_like_a_tools():
+    class Flood:
+        def reset(self):
+            return "speak"
+
+        def step(self, text):
+            return text * 1_000_000
+
+    spec = EnvironmentSpec(name="flood", environment=Flood, tasks=lambda split: [])
+    flood = World(spec=spec, grader=grade, config=EnvironmentConfig(max_tool_characters=4))
+    engine = ScriptedEngine(lambda session, turn: write("lamp", END))
+    trajectory = await run_episode(Attempt(task=task()), flood, engine, TOKENIZER, CONFIG)
+    assert trajectory.episode.messages[2].text == "lamp\n(cut: 4000000 characters)"

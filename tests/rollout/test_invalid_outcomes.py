@@ -7,8 +7,8 @@ from envs.environment import EnvironmentSpec
 from envs.task import Task
 from rewards.config import InvalidRule
 from rewards.reward import Blame, Invalid, Scored
-from rollout.agent_loop import Attempt
 from rollout.config import RolloutConfig
+from rollout.conversation import Attempt
 from rollout.group_runner import GroupRunner
 from rollout.scripted_engine import ScriptedEngine
 from rollout.tokenizer import Tokenizer

@@ -1,5 +1,6 @@
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rollout.placement import _speech_to_log, connect, descendants, kill_processes
+from rollout.placement import _own_signals, _speech_to_log, connect, descendants, kill_processes
 
 
 @pytest.fixture
@@ -59,6 +60,19 @@ def test_processes_that_do_not_end_are_killed_with_their_children():
     parent.stdin.close()
     parent.wait(5)
     assert not any(psutil.pid_exists(process.pid) for process in (parent, *children))
+
+
+def test_sigterm_while_ray_starts_is_an_interruption():
+    def start():
+        with _own_signals():
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_the_descendants_of_a_process_that_is_gone_are_none():

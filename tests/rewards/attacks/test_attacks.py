@@ -81,6 +81,31 @@ def on_call(statement):
     return alone(f"import os, sys, signal, threading, time\ndef f(xs): {statement}\n")
 
 
+RUN_AGAIN = """
+import os, pytest, sys, tempfile
+OTHER = os.path.join(tempfile.gettempdir(), "other.py")
+def change_mode(path): os.chmod(path, 0o666)
+def rewrite(path): open(path, "w").write("def test_f(): pass")
+def move_over(path):
+    rewrite(OTHER)
+    os.replace(OTHER, path)
+def move_away(path): os.rename(path, path + ".old"), rewrite(path)
+def remove(path): os.unlink(path), rewrite(path)
+def move_the_folder(path):
+    folder = os.path.dirname(path)
+    os.rename(folder, folder + ".old"), os.mkdir(folder), rewrite(path)
+def link_over(path): os.unlink(path), rewrite(OTHER), os.symlink(OTHER, path)
+tests = [name for name in os.listdir({folder}) if name.startswith("test_")]
+for name in tests:
+    for way in (change_mode, rewrite, move_over, move_away, remove, link_over, move_the_folder):
+        try: way(os.path.join({folder}, name))
+        except OSError: pass
+for name in [*sys.modules]:
+    if name.startswith("test_"): del sys.modules[name]
+os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+os._exit(pytest.main([os.path.join({folder}, tests[0]), "--no-header", "-s"]))
+"""
+
 ATTACKS = {
     "os._exit on import": alone("import os\nos._exit(0)"),
     "os._exit in the call": on_call("os._exit(0)"),
@@ -170,6 +195,7 @@ ATTACKS = {
         "import gc\ndef f(xs):\n    for item in gc.get_objects():\n"
         "        if type(item) is tuple and len(item) == 2 and item[0] is xs: return item[1]"
     ),
+    "replaces the tests and runs them again": alone(RUN_AGAIN.format(folder="os.getcwd()")),
     "reads the tests": alone(
         "import ast\ndef f(xs):\n    for line in open('test_f.py'):\n"
         "        if line.startswith('CASES'):\n"
@@ -215,7 +241,7 @@ ATTACKS = {
 }
 
 FORGERY = (
-    "import os, re\ntext = open('tests/test_suite.py').read()\n"
+    "import os, re, sys\ntext = open(sys.argv[1] + '/test_suite.py').read()\n"
     "names = re.findall(r'def (test_[0-9a-f]+)', text)\n"
     "report = '\\n'.join(name + ' 1' for name in names).encode()\n"
 )
@@ -240,9 +266,10 @@ INFORMED_ATTACKS = {
         "        frame = frame.f_back\n    return -1"
     ),
     "rewrites the suite": (
-        "import os\npath = 'tests/test_suite.py'\nos.chmod(path, 0o644)\n"
+        "import os, sys\npath = sys.argv[1] + '/test_suite.py'\nos.chmod(path, 0o644)\n"
         "open(path, 'w').write('def test_f(): pass')\n" + WRONG
     ),
+    "replaces the suite and runs it again": RUN_AGAIN.format(folder="sys.argv[1]"),
 }
 
 HONEST = {

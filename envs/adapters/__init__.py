@@ -1,0 +1,1 @@
+"""Environments of other projects, unchanged: one file per interface."""

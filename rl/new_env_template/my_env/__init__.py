@@ -1,0 +1,1 @@
+"""The environment my_env: name the larger of two cards."""
