@@ -1,4 +1,4 @@
-"""The grader: was the larger card named? It sees the finished episode, and nothing else of the run."""
+"""The grader: was the larger card named? It sees the finished episode, nothing else of the run."""
 
 from envs.episode import Episode
 from rewards.reward import Outcome, Scored
