@@ -8,12 +8,12 @@ forward replays that choice, so that engine and learner differ by rounding only.
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from model import checkpoint
@@ -22,9 +22,11 @@ from model.expert_load import ExpertLoad
 from model.hybrid import HybridForCausalLM
 from model.logprobs import sequence_logprobs
 from rl.batch import Batch, MicroBatch, lay_end_to_end
-from rl.config import LearnerSection, LossSection
-from rl.loss import LossStatistics, load_loss
+from rl.config import LearnerSection
+from rl.loss import LossStatistics, load_loss, masked_log_ratio
 from rl.optimizer import Optimizer
+from rl.presets import LossSettings
+from rl.trust_region import sum_by_trajectory
 from rollout.trajectory import Segment
 
 
@@ -50,7 +52,7 @@ class Learner:
         self,
         model: HybridForCausalLM,
         learner: LearnerSection,
-        loss: LossSection,
+        loss: LossSettings,
         *,
         temperature: float,
         num_kept_versions: int,
@@ -68,8 +70,8 @@ class Learner:
         self.temperature = temperature
         self._model = model
         self._section = learner
-        self._loss_section = loss
-        self._loss = load_loss(loss.type)
+        self._loss_settings = loss
+        self._loss = load_loss(loss.trust_region)
         self._optimizer = Optimizer(model.parameters(), learner)
         self._num_kept = num_kept_versions
         self._kept = {0: self.weights()}
@@ -83,7 +85,7 @@ class Learner:
         cls,
         folder: Path,
         learner: LearnerSection,
-        loss: LossSection,
+        loss: LossSettings,
         *,
         temperature: float,
         num_kept_versions: int,
@@ -121,8 +123,8 @@ class Learner:
         """
         started = time.monotonic()
         statistics = LossStatistics()
-        for micro_batch in batch.micro_batches:
-            statistics += self._accumulate(micro_batch, batch.num_loss_tokens)
+        for micro_batch in self._prepare(batch):
+            statistics += self._accumulate(micro_batch, batch.denominator)
         learning_rate = self._optimizer.learning_rate
         grad_norm = self._optimizer.step()
         if self._balancer is not None:
@@ -168,9 +170,24 @@ class Learner:
         bounds = [int(bound) for bound in cu_seqlens[1:-1]]
         return np.split(logprobs.numpy(), bounds)
 
-    def _accumulate(self, batch: MicroBatch, num_loss_tokens: int) -> LossStatistics:
+    def _prepare(self, batch: Batch) -> Sequence[MicroBatch]:
+        """Add what the loss needs of whole trajectories, whose segments may lie apart."""
+        if self._loss_settings.trust_region != "gspo":
+            return batch.micro_batches
+        with torch.no_grad():
+            scored = [self._score(micro_batch)[0] for micro_batch in batch.micro_batches]
+        return with_sequence_log_ratios(batch.micro_batches, scored)
+
+    def _accumulate(self, batch: MicroBatch, denominator: float) -> LossStatistics:
         """Add one micro-batch's share of the gradient."""
-        logprobs, entropy = sequence_logprobs(
+        logprobs, entropy = self._score(batch)
+        losses = self._loss(logprobs, batch, self._loss_settings)
+        ((losses * batch.weights).sum() / denominator).backward()
+        return LossStatistics.measure(losses, logprobs, entropy, batch, self._loss_settings)
+
+    def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Score the tokens that train: log-probs and entropies, [T]."""
+        return sequence_logprobs(
             self._model,
             batch.token_ids,
             batch.cu_seqlens,
@@ -178,9 +195,23 @@ class Learner:
             batch.expert_ids,
             scored=batch.loss_mask,
         )
-        losses = self._loss(logprobs, batch, self._loss_section)
-        (losses.sum() / num_loss_tokens).backward()
-        return LossStatistics.measure(losses, logprobs, entropy, batch, self._loss_section)
+
+
+def with_sequence_log_ratios(
+    micro_batches: Sequence[MicroBatch], logprobs: Sequence[Float[Tensor, " T"]]
+) -> list[MicroBatch]:
+    """Add the mean log-ratio of each token's trajectory, over all micro-batches that hold it."""
+    size = 1 + max(int(batch.trajectories.max()) for batch in micro_batches)
+    totals = torch.zeros(size, dtype=logprobs[0].dtype)
+    counts = torch.zeros(size, dtype=torch.int64)
+    for batch, scores in zip(micro_batches, logprobs, strict=True):
+        total, count = sum_by_trajectory(masked_log_ratio(scores, batch), batch)
+        totals[: len(total)] += total
+        counts[: len(count)] += count
+    means = totals / counts.clamp(min=1)
+    return [
+        replace(batch, sequence_log_ratios=means[batch.trajectories]) for batch in micro_batches
+    ]
 
 
 def measure_load(batch: Batch, num_experts: int) -> ExpertLoad | None:

@@ -25,6 +25,7 @@ from rl.group_buffer import GroupBuffer, PlannedGroup
 from rl.learner import Learner
 from rl.monitor import Monitor
 from rl.packing import pack
+from rl.presets import resolve
 from rl.progress import Progress
 from rl.publish import publish
 from rl.run import Run, RunResult
@@ -102,7 +103,7 @@ def load_learner(config: RunConfig) -> Learner:
     return Learner.load(
         config.model.checkpoint,
         config.learner,
-        config.loss,
+        resolve(config.credit, config.loss).loss,
         temperature=config.rollout.temperature,
         # The oldest version that a checked token can have is max_lag behind the one that trained.
         num_kept_versions=config.rollout.max_lag + 2,

@@ -11,10 +11,11 @@ from model.hybrid import build_model
 from model.logprobs import sequence_logprobs
 from rl.agreement import check_trajectories, choose_prefix
 from rl.batch import lay_end_to_end
-from rl.config import CreditSection, LearnerSection, LossSection
+from rl.config import CreditSection, LearnerSection
 from rl.credit import assign_credit
 from rl.learner import Learner
 from rl.packing import pack
+from rl.presets import LossSettings
 from rollout.trajectory import NO_EXPERT, Segment
 
 SHAPE = ModelConfig(
@@ -42,7 +43,7 @@ def make_learner(learning_rate=1e-2, num_kept_versions=3, **section):
     return Learner(
         build_model(SHAPE, seed=0),
         LearnerSection(learning_rate=learning_rate, **section),
-        LossSection(),
+        LossSettings(),
         temperature=1.0,
         num_kept_versions=num_kept_versions,
     )
