@@ -9,8 +9,8 @@ The gate. On trajectories that the critic has not been fit on, over turns, with 
     EV = 1 - sum (G_h - V_h)^2 / sum (G_h - mean G)^2          w = min(1, EV / target)
 
 A critic that is right about every turn explains one half if the outcome is settled evenly over an
-episode: before the first turn nothing can be known, before the last nearly all. So the target is 1/2.
-At EV <= 0 the critic is worse than a constant, and the advantage does without it altogether.
+episode: before the first turn nothing can be known, before the last nearly all. So the target is
+1/2. At EV <= 0 the critic is worse than a constant, and the advantage does without it altogether.
 (Explained variance as the switch between critic and mean: EVPO, arXiv 2604.19485.)
 """
 
