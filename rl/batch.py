@@ -131,6 +131,8 @@ class Batch:
     """Tokens of the mask over ALL micro-batches."""
     denominator: float
     """Divides the weighted sum of all tokens' losses: one number for the whole step."""
+    trajectory_ids: tuple[str | None, ...]
+    """By the numbers that `MicroBatch.trajectories` uses."""
 
 
 def lay_end_to_end(

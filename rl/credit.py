@@ -116,13 +116,10 @@ class CreditAssigner:
         rows = scored_rows(groups, at_least=2 if any(t.needs_siblings for t in active) else 1)
         if not rows:
             return Credit(samples=[], terms=terms)
-        options = GridOptions(
-            with_states=any(term.baseline == "state_group" for term in active),
-            turn_reward_weight=self._section.turn_reward_weight,
-            values=critique.values if critique and any(t.needs_critic for t in active) else None,
-            values_truncated=not self._section.budget_is_visible,
-        )
-        grid = build_grid(rows, options)
+        is_judged = critique is not None and any(term.needs_critic for term in active)
+        values = critique.values if critique is not None and is_judged else None
+        with_states = any(term.baseline == "state_group" for term in active)
+        grid = build_grid(rows, grid_options(self._section, values, with_states=with_states))
         advantages, self._running = combine(grid, terms, self._running)
         advantages = np.where(_aborted(rows, grid.mask.shape), 0.0, advantages)
         samples = [
@@ -164,6 +161,18 @@ def rloo(groups: Sequence[Group]) -> list[Sample]:
     """Give every sibling its score minus the mean score of the others (equation above)."""
     section = CreditSection()
     return CreditAssigner(section, PRESETS["rloo"]).assign(groups).samples
+
+
+def grid_options(
+    section: CreditSection, values: Mapping[str, TurnValues] | None, *, with_states: bool = False
+) -> GridOptions:
+    """Say how trajectories become a grid: by the configuration, with a critic's values or none."""
+    return GridOptions(
+        with_states=with_states,
+        turn_reward_weight=section.turn_reward_weight,
+        values=values,
+        values_truncated=not section.budget_is_visible,
+    )
 
 
 def scored_rows(groups: Sequence[Group], at_least: int) -> list[Row]:

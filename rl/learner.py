@@ -30,6 +30,14 @@ from rl.trust_region import sum_by_trajectory
 from rollout.trajectory import Segment
 
 
+class NonFiniteError(ArithmeticError):
+    """The policy's log-probs of a trajectory are not finite; no weight has moved."""
+
+    def __init__(self, trajectory_id: str | None) -> None:
+        super().__init__(f"trajectory {trajectory_id!r} has log-probs that are not finite")
+        self.trajectory_id = trajectory_id
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
     """What one optimizer update did."""
@@ -119,12 +127,13 @@ class Learner:
             The update; `version` has gone up by one.
 
         Raises:
+            NonFiniteError: a trajectory's log-probs are not finite; weights and version stay.
             ArithmeticError: the gradient is not finite; weights and version stay.
         """
         started = time.monotonic()
         statistics = LossStatistics()
         for micro_batch in self._prepare(batch):
-            statistics += self._accumulate(micro_batch, batch.denominator)
+            statistics += self._accumulate(micro_batch, batch)
         learning_rate = self._optimizer.learning_rate
         grad_norm = self._optimizer.step()
         if self._balancer is not None:
@@ -159,36 +168,47 @@ class Learner:
         """
         if version not in self._kept:
             raise LookupError(f"version {version} is not kept: there are {sorted(self._kept)}")
+        scorer = self._scorer_at(version)
+        token_ids, cu_seqlens, expert_ids = lay_end_to_end(segments)
+        with torch.no_grad():
+            logprobs, _ = sequence_logprobs(scorer, token_ids, cu_seqlens, temperature, expert_ids)
+        bounds = [int(bound) for bound in cu_seqlens[1:-1]]
+        return np.split(logprobs.numpy(), bounds)
+
+    def snapshot(self) -> HybridForCausalLM:
+        """Return the current weights in a model that is there to be read, not trained."""
+        return self._scorer_at(self.version)
+
+    def _scorer_at(self, version: int) -> HybridForCausalLM:
         if version != self._scorer_version:
             self._scorer.load_state_dict(self._kept[version])
             self._scorer_version = version
-        token_ids, cu_seqlens, expert_ids = lay_end_to_end(segments)
-        with torch.no_grad():
-            logprobs, _ = sequence_logprobs(
-                self._scorer, token_ids, cu_seqlens, temperature, expert_ids
-            )
-        bounds = [int(bound) for bound in cu_seqlens[1:-1]]
-        return np.split(logprobs.numpy(), bounds)
+        return self._scorer
 
     def _prepare(self, batch: Batch) -> Sequence[MicroBatch]:
         """Add what the loss needs of whole trajectories, whose segments may lie apart."""
         if self._loss_settings.trust_region != "gspo":
             return batch.micro_batches
         with torch.no_grad():
-            scored = [self._score(micro_batch)[0] for micro_batch in batch.micro_batches]
+            model = self.snapshot()
+            scored = [self._score(model, micro_batch)[0] for micro_batch in batch.micro_batches]
         return with_sequence_log_ratios(batch.micro_batches, scored)
 
-    def _accumulate(self, batch: MicroBatch, denominator: float) -> LossStatistics:
+    def _accumulate(self, part: MicroBatch, batch: Batch) -> LossStatistics:
         """Add one micro-batch's share of the gradient."""
-        logprobs, entropy = self._score(batch)
-        losses = self._loss(logprobs, batch, self._loss_settings)
-        ((losses * batch.weights).sum() / denominator).backward()
-        return LossStatistics.measure(losses, logprobs, entropy, batch, self._loss_settings)
+        logprobs, entropy = self._score(self._model, part)
+        is_bad = ~torch.isfinite(logprobs.detach())
+        if bool(is_bad.any()):
+            number = int(part.trajectories[is_bad][0])
+            raise NonFiniteError(batch.trajectory_ids[number])
+        losses = self._loss(logprobs, part, self._loss_settings)
+        ((losses * part.weights).sum() / batch.denominator).backward()
+        return LossStatistics.measure(losses, logprobs, entropy, part, self._loss_settings)
 
-    def _score(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    def _score(self, model: HybridForCausalLM, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Score the tokens that train: log-probs and entropies, [T]."""
         return sequence_logprobs(
-            self._model,
+            model,
             batch.token_ids,
             batch.cu_seqlens,
             self.temperature,

@@ -70,6 +70,10 @@ def pack(
         ),
         num_loss_tokens=sum(loss_tokens),
         denominator=denominator,
+        trajectory_ids=tuple(
+            by_length[int(np.argmax(trajectories == number))].trajectory_id
+            for number in range(len(groups))
+        ),
     )
 
 
