@@ -102,10 +102,10 @@ class CriticSection(Section):
     copy of the policy that trains with it."""
     loss: Literal["bce", "mse"] = "bce"
     """bce takes rewards in [0, 1] and keeps values there."""
-    learning_rate: float = Field(default=1e-3, gt=0)
-    """AdamW's, of head and trunk."""
-    steps_per_update: int = Field(default=2, ge=1)
-    """Critic steps in every step of the run."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """AdamW's, of head and trunk; a copied trunk wants about the policy's own."""
+    steps_per_update: int = Field(default=16, ge=1)
+    """Critic steps in every step of the run; with a copied trunk each costs a pass over it."""
     pretrain_steps: int = Field(default=20, ge=0)
     """Steps of the run, at most, in which the critic alone is trained; it ends sooner, once the
     explained variance no longer rises."""
