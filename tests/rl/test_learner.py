@@ -164,13 +164,14 @@ def test_an_update_is_the_same_whatever_the_partition_region_and_aggregation(
 
 
 def test_a_trajectory_is_all_of_its_segments(build_segment, build_group):
-    """A mean per trajectory, and a ratio per trajectory, are others where segments stand alone."""
+    """Four trajectories of two segments, or eight of one: a sum per trajectory is halved."""
     norms = []
     for is_split in (True, False):
-        learner = make_learner(loss=REGIONS[0])
+        learner = make_learner()
         samples = off_policy_samples(learner, build_segment, build_group, is_split=is_split)
-        norms.append(learner.step(pack(samples, 1000)).grad_norm)
-    assert norms[0] != pytest.approx(norms[1], rel=0.01)
+        batch = pack(samples, 1000, AGGREGATIONS["seq_mean_token_sum"])
+        norms.append(learner.step(batch).grad_norm)
+    assert norms[0] == pytest.approx(2 * norms[1], rel=1e-4)
 
 
 def test_a_trajectory_whose_logprobs_are_not_finite_stops_the_step_by_name(
