@@ -46,6 +46,7 @@ _CODE = (
     "temporal.py",
     "scale.py",
     "mix_weights.py",
+    "lag_weights.py",
     "advantage.py",
     "presets.py",
     "credit_bench/comparison.py",

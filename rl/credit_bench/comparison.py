@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
+from rl.advantage import combine
 from rl.credit_bench import critics
-from rl.credit_bench.estimators import GROUP_SIZE, Estimator, estimate, turn_grid
+from rl.credit_bench.estimators import GROUP_SIZE, Estimator, Memory, estimate, turn_grid
 from rl.credit_bench.exact import Truth, evaluate, uniform_policy
 from rl.credit_bench.layered_process import (
     Episodes,
@@ -21,16 +22,13 @@ from rl.credit_bench.layered_process import (
     sample_episodes,
     softmax,
 )
-from rl.credit_bench.measures import Measures, Scored, measure
+from rl.credit_bench.measures import Measures, Scored, gradient_of, measure
 from rl.turn_grid import TurnGrid
 
 EPISODES_PER_BATCH = 512
 BRANCH_POINTS = 8
 BRANCHES = 9
 """Rollouts from each branch point (arXiv 2410.01679)."""
-NOISE = 0.1
-NOISE_RHO = 0.9
-"""The error of the noisy critic: standard deviation, and correlation between neighbouring turns."""
 RATIO_BAND = (0.2, 4.0)
 """Turns whose ratio is outside get no gradient (`dis`)."""
 
@@ -67,16 +65,28 @@ def _estimate(
     """Return the episodes that are left of the budget, and their advantages."""
     process = truth.process
     if estimator.critic is None:
-        return episodes, estimate(estimator, turn_grid(process, episodes, None))[0]
+        return episodes, _credit(estimator, truth, episodes, None)
     if estimator.critic == "branches":
         return _branch(estimator, truth, episodes, generator)
     half = len(episodes.outcomes) // 2
     earlier, batch = episodes.select(slice(half)), episodes.select(slice(half, None))
-    values = critics.values_of(_fit(estimator.critic, truth, earlier), process, batch)
-    if estimator.critic == "noisy":
-        noise = critics.ar1_noise(values.shape, NOISE, NOISE_RHO, generator)
-        values = values + np.where(batch.mask, noise, 0.0)
-    return batch, estimate(estimator, turn_grid(process, batch, values))[0]
+    table = _fit(estimator.critic, truth, earlier)
+    values = critics.values_of(table, process, batch)
+    if estimator.critic != "exact":
+        values += critics.errors(process, batch, generator)
+    return batch, _credit(estimator, truth, batch, values)
+
+
+def _credit(
+    estimator: Estimator,
+    truth: Truth,
+    batch: Episodes,
+    values: Float64[np.ndarray, "I H"] | None,
+) -> Float64[np.ndarray, "I H"]:
+    """Compute the advantages of a batch by itself: nothing is known of earlier ones."""
+    gradient = gradient_of(truth.process, truth.policy, batch)
+    grid = turn_grid(truth.process, batch, values)
+    return estimate(estimator, grid, gradient, Memory())[0]
 
 
 def _fit(critic: str, truth: Truth, earlier: Episodes) -> Float64[np.ndarray, "H V C"]:
@@ -117,7 +127,7 @@ def _branch(
         final_values=np.zeros(count),
         values=values,
     )
-    advantages, _ = estimate(estimator, stretches)
+    advantages, _ = combine(stretches, estimator.rule.terms)
     stretch = np.searchsorted(points, np.arange(process.horizon), side="right") - 1
     return batch, np.where(batch.mask, advantages[:, stretch], 0.0)
 

@@ -24,6 +24,8 @@ from rl.credit_bench.layered_process import Episodes, LayeredProcess
 POLYNOMIAL_DEGREE = 4
 RIDGE = 1e-3
 """Weight of the squared coefficients, in turns."""
+NOISE_RHO = 0.5
+"""Correlation of the added errors of neighbouring turns."""
 
 
 def values_of(
@@ -51,26 +53,24 @@ def by_view(
 
 
 def monte_carlo(process: LayeredProcess, earlier: Episodes) -> Float64[np.ndarray, "H V C"]:
-    """Fit a table to outcomes; what was never seen gets the mean outcome."""
+    """Fit a table to outcomes."""
     cells = cell_numbers(process, earlier)[earlier.mask]
     outcomes = np.broadcast_to(earlier.outcomes[:, None], earlier.mask.shape)[earlier.mask]
-    return _means(process, cells, outcomes, float(earlier.outcomes.mean()))
+    shape = (process.horizon, process.num_views, process.num_contexts)
+    return _means(cells, outcomes, shape, float(earlier.outcomes.mean()))
 
 
 def temporal(process: LayeredProcess, earlier: Episodes) -> Float64[np.ndarray, "H V C"]:
     """Fit a table backward, each turn to the fitted values of the turns that followed."""
-    shape = (process.horizon, process.num_views, process.num_contexts)
-    table = np.full(shape, earlier.outcomes.mean())
+    shape = (process.num_views, process.num_contexts)
+    table = np.empty((process.horizon, *shape))
     cells = cell_numbers(process, earlier)
     following = earlier.outcomes.copy()
     for h in reversed(range(process.horizon)):
         here = earlier.lengths > h
-        places = cells[here, h] - h * shape[1] * shape[2]
-        count = np.bincount(places, minlength=shape[1] * shape[2])
-        total = np.bincount(places, weights=following[here], minlength=shape[1] * shape[2])
-        layer = table[h].reshape(-1)
-        np.divide(total, count, out=layer, where=count > 0)
-        following[here] = layer[places]
+        places = cells[here, h] - h * shape[0] * shape[1]
+        table[h] = _means(places, following[here], shape, float(earlier.outcomes.mean()))
+        following[here] = table[h].reshape(-1)[places]
     return table
 
 
@@ -128,6 +128,16 @@ def fit_linear(process: LayeredProcess, evidence: Evidence) -> Float64[np.ndarra
     return tables
 
 
+def errors(
+    process: LayeredProcess, episodes: Episodes, generator: np.random.Generator
+) -> Float64[np.ndarray, "I H"]:
+    """Draw the error that the process adds to a critic's values; 0 where it adds none."""
+    if process.critic_noise == 0:
+        return np.zeros(episodes.states.shape)
+    noise = ar1_noise(episodes.states.shape, process.critic_noise, NOISE_RHO, generator)
+    return np.where(episodes.mask, noise, 0.0)
+
+
 def ar1_noise(
     shape: tuple[int, int], deviation: float, rho: float, generator: np.random.Generator
 ) -> Float64[np.ndarray, "I H"]:
@@ -146,19 +156,21 @@ def cell_numbers(process: LayeredProcess, episodes: Episodes) -> Int64[np.ndarra
 
 
 def _means(
-    process: LayeredProcess,
     cells: Int64[np.ndarray, " N"],
     numbers: Float64[np.ndarray, " N"],
+    shape: tuple[int, ...],
     otherwise: float,
-) -> Float64[np.ndarray, "H V C"]:
-    shape = (process.horizon, process.num_views, process.num_contexts)
+) -> Float64[np.ndarray, "... V C"]:
+    """Average by cell; unseen ones get the mean of the other contexts of their view, if any."""
     size = int(np.prod(shape))
-    count = np.bincount(cells, minlength=size)
-    table = np.full(size, otherwise)
-    np.divide(
-        np.bincount(cells, weights=numbers, minlength=size), count, out=table, where=count > 0
-    )
-    return table.reshape(shape)
+    count = np.bincount(cells, minlength=size).reshape(shape)
+    total = np.bincount(cells, weights=numbers, minlength=size).reshape(shape)
+    table = np.full((*shape[:-1], 1), otherwise)
+    in_view = count.sum(axis=-1, keepdims=True)
+    np.divide(total.sum(axis=-1, keepdims=True), in_view, out=table, where=in_view > 0)
+    table = np.repeat(table, shape[-1], axis=-1)
+    np.divide(total, count, out=table, where=count > 0)
+    return table
 
 
 def _features(process: LayeredProcess) -> Float64[np.ndarray, "H V F"]:

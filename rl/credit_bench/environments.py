@@ -2,7 +2,8 @@
 
     Ladder             every turn counts a little; most of the outcome is chance
     KeyDoor            four turns decide everything; the others are distractions
-    DelayedReveal(D)   KeyDoor, but a failure shows to the critic D turns late
+    KeyDoor(e)         the same, and the critic errs: AR(1) over turns, standard deviation e
+    DelayedReveal(D)   KeyDoor, but a failure shows to the critic D turns late; also (D, e)
     Recover            a mistake kills or can be repaired: a low value need not be the end
     AliasMaze          turns that look the same differ by what the agent carries
     VarLen(x)          the agent decides when to stop; x ties success to the work done
@@ -35,19 +36,21 @@ WORK_UNITS = 8
 
 
 def build_environment(name: str, horizon: int) -> LayeredProcess:
-    """Build a process by its name, such as `KeyDoor` or `DelayedReveal(60)`.
+    """Build a process by its name, such as `KeyDoor` or `DelayedReveal(60, 0.1)`.
 
     Raises:
         ValueError: no such environment, or a horizon below 10.
     """
-    match = re.fullmatch(r"(\w+)(?:\((-?[\d.]+)\))?", name)
+    match = re.fullmatch(r"(\w+)(?:\(([^()]+)\))?", name)
     if match is None or match[1] not in _BUILDERS:
         raise ValueError(f"no environment {name}: there are {', '.join(_BUILDERS)}")
     if horizon < 10:
         raise ValueError(f"{name} needs at least 10 turns, not {horizon}")
-    build, default = _BUILDERS[match[1]]
-    argument = default if match[2] is None else float(match[2])
-    return dataclasses.replace(build(horizon, argument), name=name)
+    build, defaults = _BUILDERS[match[1]]
+    given = [float(number) for number in match[2].split(",")] if match[2] else []
+    if len(given) > len(defaults):
+        raise ValueError(f"{name}: {match[1]} takes {len(defaults)} numbers")
+    return dataclasses.replace(build(horizon, *given, *defaults[len(given) :]), name=name)
 
 
 def door_turns(horizon: int) -> Int64[np.ndarray, " M"]:
@@ -60,12 +63,12 @@ def door_turns(horizon: int) -> Int64[np.ndarray, " M"]:
     return (horizon * np.array([0.05, 0.15, 0.28, 0.75])).astype(np.int64)
 
 
-def _key_door(horizon: int, _argument: float) -> LayeredProcess:
-    return _doors(horizon, delay=0)
+def _key_door(horizon: int, noise: float) -> LayeredProcess:
+    return dataclasses.replace(_doors(horizon, delay=0), critic_noise=noise)
 
 
-def _delayed_reveal(horizon: int, delay: float) -> LayeredProcess:
-    return _doors(horizon, delay=int(delay))
+def _delayed_reveal(horizon: int, delay: float, noise: float) -> LayeredProcess:
+    return dataclasses.replace(_doors(horizon, delay=int(delay)), critic_noise=noise)
 
 
 def _stale(horizon: int, mismatch: float) -> LayeredProcess:
@@ -115,7 +118,7 @@ def _doors(horizon: int, delay: int) -> LayeredProcess:
     )
 
 
-def _ladder(horizon: int, _argument: float) -> LayeredProcess:
+def _ladder(horizon: int) -> LayeredProcess:
     """State k: steps gained. Action 1 gains one unless it flips; 16 types of turn take turns."""
     states = horizon + 1
     steps = np.arange(states)
@@ -139,7 +142,7 @@ def _ladder(horizon: int, _argument: float) -> LayeredProcess:
     )
 
 
-def _recover(horizon: int, _argument: float) -> LayeredProcess:
+def _recover(horizon: int) -> LayeredProcess:
     """States 0 to 3: turns of repair that are due; state 4: dead. Action 1 is right everywhere."""
     dead = REPAIR_TURNS + 1
     states = dead + 1
@@ -167,7 +170,7 @@ def _recover(horizon: int, _argument: float) -> LayeredProcess:
     )
 
 
-def _alias_maze(horizon: int, _argument: float) -> LayeredProcess:
+def _alias_maze(horizon: int) -> LayeredProcess:
     """Walk a ring: the tool lies in cell 0, the door it opens is opposite.
 
     State 2 * cell + (carries the tool); the last state: the door is open. Tool and door stick, the
@@ -237,17 +240,17 @@ def _var_len(horizon: int, tie: float) -> LayeredProcess:
     )
 
 
-_BUILDERS: dict[str, tuple[Callable[[int, float], LayeredProcess], float]] = {
-    "KeyDoor": (_key_door, 0.0),
-    "Ladder": (_ladder, 0.0),
-    "DelayedReveal": (_delayed_reveal, 20.0),
-    "Recover": (_recover, 0.0),
-    "AliasMaze": (_alias_maze, 0.0),
-    "VarLen": (_var_len, 0.5),
-    "Compact": (_compact, 4.0),
-    "Stale": (_stale, 0.5),
+_BUILDERS: dict[str, tuple[Callable[..., LayeredProcess], tuple[float, ...]]] = {
+    "KeyDoor": (_key_door, (0.0,)),
+    "Ladder": (_ladder, ()),
+    "DelayedReveal": (_delayed_reveal, (20.0, 0.0)),
+    "Recover": (_recover, ()),
+    "AliasMaze": (_alias_maze, ()),
+    "VarLen": (_var_len, (0.5,)),
+    "Compact": (_compact, (4.0,)),
+    "Stale": (_stale, (0.5,)),
 }
-"""Builder and the argument that stands in for none."""
+"""Builder, and the numbers that stand in for those that are not given."""
 
 
 def _certainly(state: int, states: int) -> Float64[np.ndarray, " S"]:

@@ -3,13 +3,15 @@
 Rules are those of `rl/presets.py`, computed by `rl.advantage.combine`, as in training.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float64
 
 from rl.advantage import Rule, Term, combine
+from rl.baseline import BASELINES
 from rl.credit_bench.layered_process import Episodes, LayeredProcess
+from rl.lag_weights import Gradient, LagEvidence, lag_weighted, no_evidence
 from rl.mix_weights import explained_variance
 from rl.presets import PRESETS
 from rl.scale import RunningSquare
@@ -26,7 +28,9 @@ class Estimator:
     name: str
     rule: Rule
     critic: str | None = None
-    """`linear`, `monte_carlo`, `temporal`, `exact`, `noisy`, `branches`; None: it needs none."""
+    """`linear`, `monte_carlo`, `temporal`, `exact`, `branches`; None: it needs none."""
+    weighs_lags: bool = False
+    """Lags are weighted by what they were worth; the rule is for the time before the critic."""
 
 
 def _gae(lam: float | LengthAdaptive) -> Term:
@@ -48,6 +52,7 @@ DEFAULT_ESTIMATORS = (
     _preset("tb_gae", "linear"),
     _preset("tb_gae_mix", "linear"),
     _window("equal_mix", 0.98, 1.0),
+    Estimator(name="lag_weighted", rule=PRESETS["rloo"].rule, critic="linear", weighs_lags=True),
     _preset("gigpo"),
 )
 WINDOWS = (
@@ -63,12 +68,8 @@ FURTHER_ESTIMATORS = (
     _preset("vapo", "linear"),
     _preset("gagpo"),
     _preset("vine", "branches"),
-    *(
-        _preset("tb_gae", critic, f"/{critic}")
-        for critic in ("exact", "noisy", "monte_carlo", "temporal")
-    ),
+    *(_preset("tb_gae", critic, f"/{critic}") for critic in ("exact", "monte_carlo", "temporal")),
     _preset("tb_gae_mix", "exact", "/exact"),
-    _preset("tb_gae_mix", "noisy", "/noisy"),
 )
 ESTIMATORS = {
     estimator.name: estimator for estimator in (*DEFAULT_ESTIMATORS, *WINDOWS, *FURTHER_ESTIMATORS)
@@ -94,15 +95,34 @@ def turn_grid(
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What an estimator knows of earlier batches."""
+
+    running: tuple[RunningSquare, ...] = ()
+    """Of the scales."""
+    evidence: LagEvidence = field(default_factory=no_evidence)
+    """Of the lags."""
+
+
 def estimate(
-    estimator: Estimator, grid: TurnGrid, running: tuple[RunningSquare, ...] = ()
-) -> tuple[Float64[np.ndarray, "I H"], tuple[RunningSquare, ...]]:
+    estimator: Estimator, grid: TurnGrid, gradient: Gradient, memory: Memory
+) -> tuple[Float64[np.ndarray, "I H"], Memory]:
     """Compute the advantages of a batch that the critic has not seen.
 
     Args:
         estimator: The rule.
-        grid: The batch, with the critic's values if the rule needs them.
-        running: What the scales know of earlier batches.
+        grid: The batch, with the critic's values if the rule needs them and there is a critic.
+        gradient: The policy gradient of given advantages on given episodes.
+        memory: What is known of earlier batches.
+
+    Returns:
+        Advantages, and what is known now.
     """
+    if estimator.weighs_lags and grid.values is not None:
+        values = BASELINES["critic"](grid, 1.0)
+        advantages, evidence = lag_weighted(grid, values, gradient, memory.evidence)
+        return advantages, replace(memory, evidence=evidence)
     explained = None if grid.values is None else explained_variance(grid)
-    return combine(grid, estimator.rule.terms_at(explained), running)
+    advantages, running = combine(grid, estimator.rule.terms_at(explained), memory.running)
+    return advantages, replace(memory, running=running)

@@ -37,12 +37,8 @@ def correlation_law(truth: Truth, estimator: Estimator) -> float | None:
     """
     process = truth.process
     unseen = np.where(truth.visits[:-1] > 0, truth.view_values - truth.values[:-1], 0.0)
-    if (
-        process.is_over.any()
-        or process.mismatch
-        or np.abs(unseen).max() > 1e-9
-        or estimator.rule.gate
-    ):
+    adapts = estimator.rule.gate is not None or estimator.weighs_lags
+    if process.is_over.any() or process.mismatch or np.abs(unseen).max() > 1e-9 or adapts:
         return None
     terms = estimator.rule.terms
     if [term.baseline for term in terms] == ["rloo"]:

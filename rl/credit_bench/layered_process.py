@@ -12,7 +12,6 @@ the distractions that keep real states from ever being met twice.
 Arrays that are the same at all turns are broadcast along H and take no memory.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,6 +49,8 @@ class LayeredProcess:
     """Contexts of a turn, equally likely."""
     mismatch: float = 0.0
     """Noise on the logits of the policy that samples, standard deviation; 0: the policy itself."""
+    critic_noise: float = 0.0
+    """Error of every critic that has been fit, on top of its own, standard deviation."""
 
     def __post_init__(self) -> None:
         horizon, states, actions, _ = self.successors.shape
@@ -217,7 +218,3 @@ def _draw(
         return (threshold >= odds[:, 0]).astype(np.int64)
     edges = np.cumsum(odds[:, :-1], axis=1)
     return (threshold[:, None] >= edges).sum(axis=1)
-
-
-EnvironmentBuilder = Callable[[int], LayeredProcess]
-"""From a horizon H to a process of that many turns."""

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from rl.credit_bench import critics
-from rl.credit_bench.estimators import Estimator, estimate, turn_grid
+from rl.credit_bench.estimators import Estimator, Memory, estimate, turn_grid
 from rl.credit_bench.exact import best_success_rate, success_rates
 from rl.credit_bench.layered_process import (
     Episodes,
@@ -22,12 +22,12 @@ from rl.credit_bench.layered_process import (
     sample_episodes,
     softmax,
 )
-from rl.credit_bench.measures import logit_gradient
-from rl.scale import RunningSquare
+from rl.credit_bench.measures import gradient_of
 
 EPISODES_PER_STEP = 64
-STEP_LENGTHS = (0.35, 0.7, 1.4)
-"""Norm of a change of all logits; an estimator is judged by its best."""
+STEP_LENGTHS = (0.175, 0.35, 0.7)
+"""Norm of a change of all logits; an estimator is judged by its best. Nothing here punishes a
+leap, and without a bound the longest would always win: this one is the trust region."""
 SUCCESS_SHARE = 0.9
 """Of the best policy's odds of success: where counting ends."""
 MAX_STEPS = 120
@@ -99,7 +99,7 @@ class _Runs:
         self._generator = np.random.default_rng(seed)
         shape = (len(step_lengths), process.num_observations, process.num_actions)
         self._logits = np.zeros(shape)
-        self._running: list[tuple[RunningSquare, ...]] = [()] * len(step_lengths)
+        self._memories = [Memory()] * len(step_lengths)
         self._evidence: critics.Evidence | None = None
 
     def step(self) -> Float64[np.ndarray, " P"]:
@@ -122,7 +122,7 @@ class _Runs:
         stay = ~np.isin(self.alive, finished)
         self.alive, self._step_lengths = self.alive[stay], self._step_lengths[stay]
         self._logits = self._logits[stay]
-        self._running = [part for part, stays in zip(self._running, stay, strict=True) if stays]
+        self._memories = [part for part, stays in zip(self._memories, stay, strict=True) if stays]
         if self._evidence is not None:
             self._evidence = critics.Evidence(
                 counts=self._evidence.counts[stay], successes=self._evidence.successes[stay]
@@ -153,12 +153,16 @@ class _Runs:
         table: Float64[np.ndarray, "H V 1"] | None,
     ) -> Float64[np.ndarray, "O A"]:
         process = self.process
-        values = None if table is None else critics.values_of(table, process, episodes)
+        values = None
+        if table is not None:
+            values = critics.values_of(table, process, episodes)
+            values += critics.errors(process, episodes, self._generator)
         grid = turn_grid(process, episodes, values)
-        advantages, self._running[place] = estimate(self.estimator, grid, self._running[place])
-        mask = episodes.mask
-        observed = process.observations[np.arange(process.horizon), episodes.states][mask]
-        return logit_gradient(policy, observed, episodes.actions[mask], advantages[mask])
+        gradient = gradient_of(process, policy, episodes)
+        advantages, self._memories[place] = estimate(
+            self.estimator, grid, gradient, self._memories[place]
+        )
+        return gradient(advantages, np.ones(len(advantages), bool)).reshape(policy.shape)
 
 
 def _part(episodes: Episodes, place: int) -> Episodes:

@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from rl.credit_bench.exact import Truth
-from rl.credit_bench.layered_process import Episodes
+from rl.credit_bench.layered_process import Episodes, LayeredProcess
+from rl.lag_weights import Gradient
 
 PIVOTAL = 4.0
 """A turn is pivotal if its choice matters so many times the mean (E_a A^2 over its mean)."""
@@ -32,9 +33,10 @@ class Measures:
 
     corr: float
     corr_within: float
-    mse: float
-    bias: float
-    variance: float
+    mse: float | None
+    """None, and so are its parts, where the estimate goes against the truth."""
+    bias: float | None
+    variance: float | None
     pivot_auroc: float | None
     """None where no turn is pivotal."""
     cosine: float
@@ -58,11 +60,12 @@ def measure(truth: Truth, batches: Sequence[Scored]) -> Measures:
     true = [truth.advantages_of(batch.episodes) for batch in batches]
     pairs = list(zip(batches, true, strict=True))
     aurocs = [value for batch in batches if (value := pivot_auroc(truth, batch)) is not None]
-    bias, variance = split_error(truth, pairs)
+    parts = split_error(truth, pairs)
+    bias, variance = (None, None) if parts is None else parts
     return Measures(
         corr=_mean(correlation(batch, real) for batch, real in pairs),
         corr_within=_mean(correlation_within(batch, real) for batch, real in pairs),
-        mse=bias + variance,
+        mse=None if parts is None else sum(parts),
         bias=bias,
         variance=variance,
         pivot_auroc=_mean(aurocs) if aurocs else None,
@@ -88,14 +91,14 @@ def correlation_within(batch: Scored, true: Float64[np.ndarray, "I H"]) -> float
 
 def split_error(
     truth: Truth, pairs: Sequence[tuple[Scored, Float64[np.ndarray, "I H"]]]
-) -> tuple[float, float]:
+) -> tuple[float, float] | None:
     """Split the mean square error into the bias at fixed (h, s, a) and the rest, over E A^2.
 
     Over n estimates at one (h, s, a), the square of their mean error holds a share 1/n of their
     spread, which is taken out; what was seen once has no spread to be known, and is left out.
 
     Returns:
-        Bias and variance; both infinite if the estimates do not go with the truth at all.
+        Bias and variance; None if the estimates go against the truth, which no scale mends.
     """
     process = truth.process
     cells, estimates, truths = [], [], []
@@ -110,7 +113,7 @@ def split_error(
     together = float((estimate * true).mean())
     size = float((true**2).mean())
     if together <= 0:
-        return np.inf, np.inf
+        return None
     errors = size / together * estimate - true
     cell = np.concatenate(cells)
     count = np.bincount(cell)
@@ -135,47 +138,32 @@ def pivot_auroc(truth: Truth, batch: Scored) -> float | None:
     return _auroc(np.abs(batch.advantages[mask]), pivotal)
 
 
-def gradient(truth: Truth, batch: Scored) -> Float64[np.ndarray, "O A"]:
-    """Estimate the policy gradient in the logits: sum of Ahat (1[action] - pi), per episode."""
-    return gradients(truth, [batch.advantages], batch)[0]
-
-
-def gradients(
-    truth: Truth, advantages: Sequence[Float64[np.ndarray, "I H"]], batch: Scored
-) -> Float64[np.ndarray, "N O A"]:
-    """Estimate the policy gradient with each of several advantages."""
-    process = truth.process
-    turns = np.arange(process.horizon)
-    mask = batch.episodes.mask
-    observed = process.observations[turns, batch.episodes.states][mask]
-    weights = batch.weights[mask]
-    return np.stack(
-        [
-            logit_gradient(
-                truth.policy, observed, batch.episodes.actions[mask], one[mask] * weights
-            )
-            / len(batch.episodes.outcomes)
-            for one in advantages
-        ]
-    )
-
-
-def logit_gradient(
-    policy: Float64[np.ndarray, "O A"],
-    observed: np.ndarray,
-    actions: np.ndarray,
-    advantages: Float64[np.ndarray, " N"],
-) -> Float64[np.ndarray, "O A"]:
-    """Sum advantage * (1[action] - pi) over turns, for each row of logits."""
+def gradient_of(
+    process: LayeredProcess, policy: Float64[np.ndarray, "O A"], episodes: Episodes
+) -> Gradient:
+    """Return the policy gradient in the logits as a function of advantages and of what counts."""
+    observed = process.observations[np.arange(process.horizon), episodes.states]
     rows, columns = policy.shape
-    chosen = np.bincount(observed * columns + actions, weights=advantages, minlength=policy.size)
-    total = np.bincount(observed, weights=advantages, minlength=rows)
-    return chosen.reshape(rows, columns) - total[:, None] * policy
+
+    def gradient(
+        advantages: Float64[np.ndarray, "I H"], counts: Bool[np.ndarray, " I"]
+    ) -> Float64[np.ndarray, " P"]:
+        taken = episodes.mask & counts[:, None]
+        row, weights = observed[taken], advantages[taken]
+        chosen = np.bincount(
+            row * columns + episodes.actions[taken], weights=weights, minlength=policy.size
+        )
+        total = np.bincount(row, weights=weights, minlength=rows)
+        return chosen - (total[:, None] * policy).ravel()
+
+    return gradient
 
 
 def cosine(truth: Truth, batch: Scored) -> float:
     """Compare the direction of the estimated gradient with that of the true one."""
-    estimated, true = gradient(truth, batch), truth.gradient
+    everyone = np.ones(len(batch.episodes.outcomes), bool)
+    gradient = gradient_of(truth.process, truth.policy, batch.episodes)
+    estimated, true = gradient(batch.advantages * batch.weights, everyone), truth.gradient.ravel()
     size = float(np.linalg.norm(estimated) * np.linalg.norm(true))
     return float((estimated * true).sum()) / size if size > 0 else 0.0
 
