@@ -27,6 +27,7 @@ from rl.config import RunConfig
 from rl.config_loader import ConfigError
 from rl.doctor import available_memory_gib
 from rl.dotted_path import load_attribute
+from rl.effort_budget import EffortBudget
 from rl.presets import require_trainable, resolve
 from rollout.cache_plan import check_cache, plan_cache
 from rollout.engine import EngineError
@@ -126,6 +127,9 @@ def _check_recipe(config: RunConfig) -> str:
     for key, name in (("credit.type", config.credit.type), ("loss.type", config.loss.type)):
         if name is not None and ":" in name:
             load_attribute(key, name)
+    for folder in config.distillation.teachers.values():
+        check_checkpoint(folder)
+    EffortBudget.load(config.credit)
     own = ", its terms by that rule" if ":" in config.credit.type else ""
     return f"{config.credit.type}: {recipe.describe()}{own}"
 

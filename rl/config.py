@@ -61,6 +61,11 @@ class CreditSection(Section):
     """Size of the advantages: none, group_std, batch_std, ema_rms."""
     turn_reward_weight: float = Field(default=0.0, ge=0)
     """Weight of the rewards that graders give to single turns, beside the outcome's of 1."""
+    effort_folder: Path | None = None
+    """Run folder of `limosa collect` with the policy that training begins with: what each task took
+    there. None: effort has no budget."""
+    effort_tau: float = Field(default=2.0, gt=0)
+    """Times those tokens that the policy may write; beyond them the reward is -1."""
     budget_is_visible: bool = True
     """Whether the policy knows of its budgets of turns and tokens. If it does, an episode that they
     cut off is worth its reward; if not, what the critic expected of its rest."""
@@ -111,6 +116,17 @@ class CriticSection(Section):
     explained variance no longer rises."""
     pretrain_patience: int = Field(default=3, ge=1)
     """Steps without a new best explained variance after which pre-training ends."""
+
+
+class DistillationSection(Section):
+    """On-policy distillation: teachers reward single tokens, beside the outcome."""
+
+    teachers: dict[str, Path] = {}
+    """Checkpoint folder by the environment that tasks name; `*` for all that have none here."""
+    weight: float = Field(default=1.0, gt=0)
+    """Weight of a teacher's log-ratio in the advantage of a token."""
+    max_reward: float = Field(default=1.0, gt=0)
+    """Bound of that log-ratio, nats."""
 
 
 class LearnerSection(Section):
@@ -192,6 +208,7 @@ class RunConfig(Section):
     credit: CreditSection = CreditSection()
     loss: LossSection = LossSection()
     critic: CriticSection = CriticSection()
+    distillation: DistillationSection = DistillationSection()
     learner: LearnerSection = LearnerSection()
     publish: PublishSection = PublishSection()
     evaluate: EvaluateSection = EvaluateSection()

@@ -36,6 +36,7 @@ from rl.advantage import Term, combine
 from rl.batch import Sample
 from rl.config import CreditSection, LossSection
 from rl.dotted_path import load_attribute
+from rl.effort_budget import EffortBudget
 from rl.presets import PRESETS, Recipe, resolve
 from rl.scale import RunningSquare
 from rl.turn_rows import GridOptions, Row, TurnValues, build_grid, spread, turn_starts
@@ -80,18 +81,26 @@ class Credit:
 class CreditAssigner:
     """Applies a run's rule, step after step; keeps what scales have seen of earlier steps."""
 
-    def __init__(self, section: CreditSection, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        section: CreditSection,
+        recipe: Recipe,
+        budget: EffortBudget = EffortBudget(),  # noqa: B008  frozen
+    ) -> None:
         """Prepare.
 
         Args:
-            section: `type` (a dotted path is a rule of one's own), budgets and turn rewards.
+            section: `type` (a dotted path is a rule of one's own), visibility of budgets, and turn
+                rewards.
             recipe: Whose terms are added up.
+            budget: What trajectories may take; a rule of one's own does not look at it.
 
         Raises:
             ValueError: a rule of one's own cannot be loaded.
         """
         self._section = section
         self._rule = recipe.rule
+        self._budget = budget
         self._own_rule = load_own_rule(section.type) if ":" in section.type else None
         self._running: tuple[RunningSquare, ...] = ()
 
@@ -113,7 +122,8 @@ class CreditAssigner:
         explained = critique.explained_variance if critique else None
         terms = self._rule.terms_at(explained)
         active = [term for term in terms if term.weight != 0.0]
-        rows = scored_rows(groups, at_least=2 if any(t.needs_siblings for t in active) else 1)
+        at_least = 2 if any(term.needs_siblings for term in active) else 1
+        rows = scored_rows(groups, at_least, self._budget)
         if not rows:
             return Credit(samples=[], terms=terms)
         is_judged = critique is not None and any(term.needs_critic for term in active)
@@ -175,14 +185,14 @@ def grid_options(
     )
 
 
-def scored_rows(groups: Sequence[Group], at_least: int) -> list[Row]:
+def scored_rows(groups: Sequence[Group], at_least: int, budget: EffortBudget) -> list[Row]:
     """List the trajectories with a score, of groups that have at least so many of them."""
     rows: list[Row] = []
     for number, group in enumerate(groups):
         scored = [
-            Row(trajectory=member, group=number, reward=member.reward)
+            Row(trajectory=member, group=number, reward=reward)
             for member in group.trajectories
-            if member.reward is not None
+            if (reward := budget.reward(member)) is not None
         ]
         rows += scored if len(scored) >= at_least else []
     return rows

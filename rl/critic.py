@@ -41,6 +41,7 @@ from rl.critic_measures import (
     measure_explained,
     measure_recognition,
 )
+from rl.effort_budget import EffortBudget
 from rl.turn_rows import Row, TurnValues, build_grid, turn_starts
 from rollout.trajectory import Group, Segment, Trajectory
 
@@ -98,6 +99,7 @@ class Critic:
         credit: CreditSection,
         policy: HybridForCausalLM,
         max_batch_tokens: int,
+        budget: EffortBudget = EffortBudget(),  # noqa: B008  frozen
     ) -> None:
         """Make a critic that expects the same of every state.
 
@@ -106,6 +108,7 @@ class Critic:
             credit: What rewards count; the critic learns to expect what credit is given for.
             policy: Gives the width, and the weights of a copied trunk.
             max_batch_tokens: Tokens per forward, unless one segment has more.
+            budget: What trajectories may take before they count as failed.
         """
         self.explained_variance: float | None = None
         """Of held-out outcomes, over the last steps; None before the first."""
@@ -113,6 +116,7 @@ class Critic:
         """Whether it began with the weights of a checkpoint."""
         self._section = section
         self._credit = credit
+        self._budget = budget
         self._max_batch_tokens = max_batch_tokens
         self._head = ValueHead(policy.config.shape.hidden_size, seed=0)
         self._trunk = copy.deepcopy(policy) if section.trunk == "copy" else None
@@ -140,7 +144,7 @@ class Critic:
         Raises:
             ArithmeticError: the critic's gradient is not finite.
         """
-        rows = scored_rows(groups, at_least=1)
+        rows = scored_rows(groups, at_least=1, budget=self._budget)
         if not rows:
             return Critique(values={}, explained_variance=self.explained_variance), None
         readings = tuple(reading for row in rows for reading in read(row.trajectory))

@@ -244,11 +244,13 @@ def require_trainable(recipe: Recipe, credit: CreditSection, critic: CriticSecti
             f"credit.budget_is_visible = false needs a critic to value what was cut off, and "
             f"{credit.type} has none: use tb_gae_mix, or let the prompt name the budget"
         )
-    if recipe.rule.needs_critic and critic.loss == "bce" and credit.turn_reward_weight:
-        raise ValueError(
-            "critic.loss = bce needs returns in [0, 1], and credit.turn_reward_weight adds to the "
-            "outcome: use critic.loss = mse"
-        )
+    if recipe.rule.needs_critic and critic.loss == "bce":
+        beyond = [name for name in ("turn_reward_weight", "effort_folder") if getattr(credit, name)]
+        if beyond:
+            raise ValueError(
+                f"critic.loss = bce needs returns in [0, 1], and credit.{beyond[0]} leads beyond "
+                "them: use critic.loss = mse"
+            )
 
 
 def find_preset(name: str) -> Recipe:

@@ -24,7 +24,9 @@ from rl.config import RunConfig
 from rl.credit import CreditAssigner, Critique
 from rl.critic import Critic
 from rl.critic_pretraining import pretrain
+from rl.distillation import Teachers
 from rl.dynamic_sampling import replace_equal_groups
+from rl.effort_budget import EffortBudget
 from rl.group_buffer import GroupBuffer
 from rl.learner import Learner, NonFiniteError, Update
 from rl.monitor import Monitor
@@ -64,7 +66,8 @@ async def train(config: RunConfig, run: Run, progress: Progress) -> RunResult:
     recipe = resolve(config.credit, config.loss)
     learner = load_learner(config, recipe)
     critic = load_critic(config, recipe, learner)
-    assigner = CreditAssigner(config.credit, recipe)
+    assigner = CreditAssigner(config.credit, recipe, EffortBudget.load(config.credit))
+    teachers = Teachers.load(config.distillation, config.rollout.temperature)
     spares = spare_groups(config)
     monitor = Monitor(run, progress, learner)
     progress.stage("starting the engines")
@@ -85,7 +88,8 @@ async def train(config: RunConfig, run: Run, progress: Progress) -> RunResult:
                 critique = await study(critic, groups, learner, monitor)
                 credit = assigner.assign(groups, critique)  # Group -> Sample: advantages
                 require_samples(credit.samples, groups)
-                batch = pack_batch(credit.samples, config, recipe)  # Sample -> Batch: tensors
+                samples = await asyncio.to_thread(teachers.teach, credit.samples, groups, learner)
+                batch = pack_batch(samples, config, recipe)  # Sample -> Batch: tensors
                 update = await learn(learner, batch, groups, run)  # Batch -> next version
                 monitor.watch.lap("learn")
                 publication = await publish(learner, collector, config.publish)
@@ -127,7 +131,11 @@ def load_critic(config: RunConfig, recipe: Recipe, learner: Learner) -> Critic |
     if not recipe.rule.needs_critic:
         return None
     critic = Critic(
-        config.critic, config.credit, learner.snapshot(), config.learner.max_batch_tokens
+        config.critic,
+        config.credit,
+        learner.snapshot(),
+        config.learner.max_batch_tokens,
+        EffortBudget.load(config.credit),
     )
     critic.restore(config.model.checkpoint)
     return critic

@@ -356,3 +356,15 @@ async def test_a_step_that_cannot_be_learned_from_keeps_its_group_for_a_replay(f
         await train_in(run)
     [group] = read_groups(run.trajectories_folder / "failure-0000.jsonl")
     assert error.value.trajectory_id in [member.id for member in group.trajectories]
+
+
+async def test_a_teacher_that_is_the_policy_teaches_nothing_new_and_another_does(fake, work_folder):
+    other = work_folder / "other"
+    checkpoints.save(build_model(SHAPE, seed=5), other)
+    rms = []
+    for folder in ("small", "other"):
+        fake.model, fake.version = checkpoints.load("small"), 0
+        run = make_run(run={"steps": 1}, distillation={"teachers": {"*": folder}})
+        await train_in(run)
+        rms.append(steps_of(run)[0]["rl/loss"])
+    assert rms[0] != pytest.approx(rms[1], abs=1e-3)
