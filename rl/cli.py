@@ -142,7 +142,7 @@ writes the new folder: config.json, model.safetensors, tokenizer.json, and for k
 tokenizer_config.json and generation_config.json""",
     ),
     "bench": (
-        "measure the agent loop, the kernels on the CPU, or the environments",
+        "measure the agent loop, the kernels on the CPU, environments, or credit against the truth",
         """rollout: sampled tokens per second of the whole agent loop with instant tools, and of the
 same engine with the same sessions and lengths but nothing around it, for a configuration (default:
 configs/quickstart.toml). Two minutes.
@@ -162,11 +162,15 @@ sandbox_backend, sandbox_cold_p50_ms, sandbox_pooled_p50_ms, sandbox_exec_p50_ms
 search_documents, search (p50_ms, p99_ms); parallel_episodes, parallel_failures, parallel_seconds,
 parallel_peak_mib
 
+credit: estimators of advantages against exact ones, in small processes of 10 to 1000 turns, and how
+many trajectories a policy needs with each. A run that was interrupted goes on where it was.
+
   limosa bench rollout --json
   limosa bench kernels
   limosa bench envs
+  limosa bench credit --json
 
-writes nothing""",
+writes nothing, but credit its finished figures and a plot of them (--out)""",
     ),
     "doctor": (
         "examine this machine",
@@ -215,12 +219,9 @@ def build_parser() -> argparse.ArgumentParser:
             "--json", action="store_true", help="print one JSON object last on standard output"
         )
         by_name[name] = verb
-    by_name["bench"].add_argument(
-        "subject", choices=["rollout", "kernels", "envs"], help="what to measure"
-    )
+    _add_bench(by_name["bench"])
     for name in ("train", "warm-start", "collect", "eval", "check"):
         _add_inputs(by_name[name], nargs="+")
-    _add_inputs(by_name["bench"], nargs="*")
     by_name["warm-start"].add_argument(
         "--demonstrations",
         type=Path,
@@ -258,6 +259,20 @@ def _add_inputs(verb: argparse.ArgumentParser, **options: object) -> None:
         metavar="FILE|key=value",
         help="TOML files, later ones win, then overrides such as run.steps=4",
         **options,  # pyright: ignore[reportArgumentType]  argparse's own overloads
+    )
+
+
+def _add_bench(verb: argparse.ArgumentParser) -> None:
+    subjects = ("rollout", "kernels", "envs", "credit")
+    verb.add_argument("subject", choices=subjects, help="what to measure")
+    _add_inputs(verb, nargs="*")
+    verb.add_argument("--full", action="store_true", help="credit: everything, hours")
+    verb.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/credit-bench"),
+        metavar="FOLDER",
+        help="credit: figures are kept here and not computed again (default: runs/credit-bench)",
     )
 
 

@@ -175,16 +175,19 @@ def run_export(arguments: argparse.Namespace) -> Report:
 
 
 def run_bench(arguments: argparse.Namespace) -> Report:
-    """`limosa bench rollout`, `limosa bench kernels`, `limosa bench envs`.
+    """`limosa bench rollout`, `kernels`, `envs` and `credit`.
 
     Raises:
-        ValueError: `bench kernels` or `bench envs` was given a configuration.
+        ValueError: another subject than `rollout` was given a configuration.
     """
-    if arguments.subject != "rollout":
-        if arguments.inputs:
-            name = arguments.subject
-            raise ValueError(f"bench {name} takes no configuration: {arguments.inputs[0]}")
-        return _bench_kernels() if arguments.subject == "kernels" else _bench_envs()
+    if arguments.subject != "rollout" and arguments.inputs:
+        raise ValueError(f"bench {arguments.subject} takes no configuration: {arguments.inputs[0]}")
+    if arguments.subject == "kernels":
+        return _bench_kernels()
+    if arguments.subject == "envs":
+        return _bench_envs()
+    if arguments.subject == "credit":
+        return _bench_credit(arguments)
     inputs = arguments.inputs or ["configs/quickstart.toml"]
     config: RunConfig = load_config(*split_inputs(inputs))
     from model.checkpoint import require_loadable
@@ -210,6 +213,15 @@ def _bench_envs() -> Report:
 
     bench = bench_envs(announce=lambda line: sys.stderr.write(f"bench: {line}\n"))
     return Report(values=dataclasses.asdict(bench), text=render(bench))
+
+
+def _bench_credit(arguments: argparse.Namespace) -> Report:
+    from rl.credit_bench.bench import bench_credit
+
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger().addHandler(logging.StreamHandler())  # its progress is its log
+    bench = bench_credit(arguments.out, is_full=arguments.full)
+    return Report(values=bench.values, text=RichGroup(bench.text, Text(f"drawn in {bench.plot}")))
 
 
 def run_doctor(arguments: argparse.Namespace) -> Report:

@@ -13,6 +13,7 @@ from envs.episode import Episode, StopReason
 from envs.task import Task
 from model import presets
 from rewards.reward import Blame, Invalid, Scored
+from rl.turn_grid import TurnGrid
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Segment, Source, TokenSpan, Trajectory
 
@@ -83,14 +84,47 @@ def _build_group(
     return Group(id=name, task=task, trajectories=tuple(members))
 
 
-@pytest.fixture
+# Builders are scoped to the session for hypothesis, which runs a test many times in one fixture.
+@pytest.fixture(scope="session")
 def build_segment() -> SegmentBuilder:
     return _build_segment
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build_group() -> GroupBuilder:
     return _build_group
+
+
+def _build_grid(
+    seed: int,
+    *,
+    trajectories: int = 6,
+    turns: int = 7,
+    groups: int = 2,
+    states: int = 4,
+    outcome_only: bool = False,
+) -> TurnGrid:
+    """A grid of random lengths, rewards, values and states; `groups` alternate along the rows."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, turns + 1, size=trajectories)
+    mask = np.arange(turns) < lengths[:, None]
+    rewards = np.where(mask, random.normal(size=mask.shape), 0.0)
+    if outcome_only:
+        rewards = np.zeros(mask.shape)
+        rewards[np.arange(trajectories), lengths - 1] = random.integers(0, 2, size=trajectories)
+    return TurnGrid(
+        rewards=rewards,
+        lengths=lengths,
+        groups=np.arange(trajectories) % groups,
+        final_values=np.zeros(trajectories) if outcome_only else random.normal(size=trajectories),
+        values=random.normal(size=mask.shape),
+        states=random.integers(0, states, size=mask.shape),
+    )
+
+
+@pytest.fixture(scope="session")
+def build_grid() -> Callable[..., TurnGrid]:
+    return _build_grid
 
 
 ECHO_WORLD = """
