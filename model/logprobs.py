@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from kernels.lane import lane_of
 from kernels.rows import ROW_STEP
 from kernels.token_logprobs import token_logprobs
+from kernels.token_logprobs.support import Support
 from model.decoder import Decoder
 from model.mixer import PackedMixer
 
@@ -47,6 +48,7 @@ def sequence_logprobs(
     temperature: float = 1.0,
     expert_ids: Int[Tensor, "T L A"] | None = None,
     scored: Bool[Tensor, " T"] | None = None,
+    support: Support | None = None,
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"]]:
     """Score every token of packed sequences given those before it in its sequence.
 
@@ -57,6 +59,7 @@ def sequence_logprobs(
         temperature: Divides the logits.
         expert_ids: Experts to replay; tokens with -1 choose anew.
         scored: Tokens whose scores are wanted, all if None; the others cost no head.
+        support: What each of the T tokens was chosen among; the vocabulary if None.
 
     Returns:
         Log-probabilities of the tokens, and entropies of the distributions they were drawn from,
@@ -75,6 +78,7 @@ def sequence_logprobs(
         policy.lm_head.weight,
         token_ids.index_select(0, positions),
         temperature,
+        None if support is None else support.select(positions),
     )
     logprobs, entropy = (x.new_zeros(len(token_ids)).index_copy(0, positions, x) for x in values)
     return logprobs, entropy

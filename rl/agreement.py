@@ -103,12 +103,12 @@ async def check_probe(learner: Learner, score: Score, probe: Sequence[Segment]) 
         learner: Its version is the one just published.
         score: The engine's scorer (temperature 1).
         probe: Recorded segments. Their recorded experts are dropped: both sides choose anew, for
-            the recorded choice was made under other weights.
+            the recorded choice was made under other weights. Both score over the vocabulary.
 
     Returns:
         Gaps over all tokens but the first of each sequence.
     """
-    plain = [replace(segment, expert_ids=None) for segment in probe]
+    plain = [replace(segment, expert_ids=None, sampling_mask=None) for segment in probe]
     ours = await asyncio.to_thread(learner.logprobs, plain, learner.version, temperature=1.0)
     theirs = await asyncio.gather(*(score(segment.token_ids.tolist()) for segment in plain))
     agreement = Agreement()
@@ -127,4 +127,7 @@ def choose_prefix(segment: Segment) -> Segment:
         spans=tuple(span for span in segment.spans if span.stop <= length),
         behavior_logprobs=segment.behavior_logprobs[:length],
         expert_ids=None if segment.expert_ids is None else segment.expert_ids[:length],
+        sampling_mask=None
+        if segment.sampling_mask is None
+        else segment.sampling_mask.first(length),
     )

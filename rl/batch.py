@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor
 
+from kernels.token_logprobs.support import Support
+from rollout.sampling_mask import SamplingMask
 from rollout.trajectory import Segment
 
 
@@ -62,6 +64,8 @@ class MicroBatch:
     advantages: Float32[Tensor, " T"]
     expert_ids: Int64[Tensor, "T L A"] | None
     """Experts chosen by the engine, replayed by the learner; -1: the learner chooses."""
+    support: Support | None
+    """What each token was sampled from, replayed by the learner; None: the vocabulary."""
     weights: Float32[Tensor, " T"]
     """What a token's loss counts: the aggregation's, 0 off the mask."""
     trajectories: Int64[Tensor, " T"]
@@ -108,6 +112,7 @@ class MicroBatch:
             ),
             advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])),
             expert_ids=expert_ids,
+            support=lay_supports(segments),
             weights=torch.from_numpy(
                 np.concatenate(
                     [
@@ -160,3 +165,20 @@ def lay_end_to_end(
     if len(routed) != len(segments):
         raise ValueError(f"{len(routed)} of {len(segments)} segments have expert ids")
     return token_ids, cu_seqlens, torch.from_numpy(np.concatenate(routed)).long()
+
+
+def lay_supports(segments: Sequence[Segment]) -> Support | None:
+    """Concatenate what the tokens of segments were sampled from; None: all from the vocabulary."""
+    masks = [segment.sampling_mask for segment in segments]
+    if all(mask is None for mask in masks):
+        return None
+    joined = SamplingMask.join(
+        [
+            SamplingMask.whole(len(segment.token_ids)) if mask is None else mask
+            for segment, mask in zip(segments, masks, strict=True)
+        ]
+    )
+    return Support(
+        token_ids=torch.from_numpy(joined.token_ids).long(),
+        lengths=torch.from_numpy(joined.lengths).long(),
+    )

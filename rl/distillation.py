@@ -20,7 +20,7 @@ from jaxtyping import Float32
 from model import checkpoint
 from model.hybrid import HybridForCausalLM
 from model.logprobs import sequence_logprobs
-from rl.batch import Sample, lay_end_to_end
+from rl.batch import Sample, lay_end_to_end, lay_supports
 from rl.config import DistillationSection
 from rl.learner import Learner
 from rollout.trajectory import Group, Segment
@@ -87,8 +87,11 @@ class Teachers:
         return replace(sample, advantages=(sample.advantages + added).astype(np.float32))
 
     def _score(self, model: HybridForCausalLM, segment: Segment) -> Float32[np.ndarray, " T"]:
-        # The experts that were recorded are the policy's: a teacher chooses its own.
+        # The experts that were recorded are the policy's: a teacher chooses its own. What sampling
+        # left out is left out for both, or the teacher would prefer what it could not answer with.
         token_ids, cu_seqlens, _ = lay_end_to_end([segment])
         with torch.no_grad():
-            logprobs, _ = sequence_logprobs(model, token_ids, cu_seqlens, self._temperature)
+            logprobs, _ = sequence_logprobs(
+                model, token_ids, cu_seqlens, self._temperature, support=lay_supports([segment])
+            )
         return logprobs.numpy()

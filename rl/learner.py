@@ -21,7 +21,7 @@ from model.balancing import QuantileBalancer
 from model.expert_load import ExpertLoad
 from model.hybrid import HybridForCausalLM
 from model.logprobs import sequence_logprobs
-from rl.batch import Batch, MicroBatch, lay_end_to_end
+from rl.batch import Batch, MicroBatch, lay_end_to_end, lay_supports
 from rl.config import LearnerSection
 from rl.loss import LossStatistics, load_loss, masked_log_ratio
 from rl.optimizer import Optimizer
@@ -153,7 +153,7 @@ class Learner:
     def logprobs(
         self, segments: Sequence[Segment], version: int, temperature: float
     ) -> list[Float32[np.ndarray, " T"]]:
-        """Score segments under a recent version, captured experts replayed.
+        """Score segments under a recent version, captured experts and sampling masks replayed.
 
         Args:
             segments: At least one; laid end to end in one forward.
@@ -171,7 +171,14 @@ class Learner:
         scorer = self._scorer_at(version)
         token_ids, cu_seqlens, expert_ids = lay_end_to_end(segments)
         with torch.no_grad():
-            logprobs, _ = sequence_logprobs(scorer, token_ids, cu_seqlens, temperature, expert_ids)
+            logprobs, _ = sequence_logprobs(
+                scorer,
+                token_ids,
+                cu_seqlens,
+                temperature,
+                expert_ids,
+                support=lay_supports(segments),
+            )
         bounds = [int(bound) for bound in cu_seqlens[1:-1]]
         return np.split(logprobs.numpy(), bounds)
 
@@ -214,6 +221,7 @@ class Learner:
             self.temperature,
             batch.expert_ids,
             scored=batch.loss_mask,
+            support=batch.support,
         )
 
 

@@ -138,6 +138,7 @@ class Conversation:
         started = time.perf_counter()
         sampling = SamplingConfig(
             temperature=player.attempt.temperature,
+            top_p=player.config.top_p,
             max_tokens=room,
             stop_token_ids=(player.tokenizer.end_id,),
             seed=player.attempt.turn_seed(turn, self._index),

@@ -6,6 +6,11 @@ from typing import Protocol
 import numpy as np
 from jaxtyping import Float32, Int16, Int32
 
+from rollout.sampling_mask import SamplingMask
+
+MAX_SUPPORT = 256
+"""Tokens that top-p sampling chooses among, at most: bounds what is recorded of a token."""
+
 
 class EngineError(RuntimeError):
     """The engine cannot start, serve or take weights; the message is one line a user can act on."""
@@ -17,6 +22,9 @@ class SamplingConfig:
 
     temperature: float = 1.0
     """Divides the logits; log-probs returned are those of the divided logits."""
+    top_p: float = 1.0
+    """Below 1, sampling is among the likeliest tokens that have this probability together, at most
+    MAX_SUPPORT; log-probs returned are relative to them."""
     max_tokens: int = 64
     """Sampled tokens at most in this turn."""
     stop_token_ids: tuple[int, ...] = ()
@@ -32,6 +40,8 @@ class Generation:
     logprobs: Float32[np.ndarray, " T"]
     versions: Int32[np.ndarray, " T"]
     """Policy version that sampled each token."""
+    sampling_mask: SamplingMask | None = None
+    """What each token was sampled from; None: the whole vocabulary."""
     finish: str
     """`stop`, `length` or `abort`."""
     prompt_version: int

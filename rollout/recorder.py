@@ -192,6 +192,7 @@ class Recorder:
             self._spend(StopReason.MAX_TOKENS)
         return SamplingConfig(
             temperature=self._attempt.temperature,
+            top_p=self._config.top_p,
             max_tokens=min(room, request.max_tokens or room),
             stop_token_ids=(self._tokenizer.end_id,),
             seed=self._attempt.turn_seed(len(self.turns)),

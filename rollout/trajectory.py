@@ -17,6 +17,7 @@ from envs.episode import Episode
 from envs.messages import Message
 from envs.task import Task
 from rewards.reward import Invalid, Outcome, Scored
+from rollout.sampling_mask import SamplingMask
 
 NO_EXPERT = -1
 """Expert id of a token that the engine never computed (the last sampled one): no replay."""
@@ -80,8 +81,8 @@ class Segment:
 
     Raises:
         ValueError: spans do not tile [0, T), or policy versions decrease, or a log-probability is
-            positive or not finite on a sampled token or not exactly 0 elsewhere, or lengths
-            disagree.
+            positive or not finite on a sampled token or not exactly 0 elsewhere, or a token is
+            not among those that it was sampled from, or lengths disagree.
     """
 
     token_ids: Int32[np.ndarray, " T"]
@@ -89,6 +90,8 @@ class Segment:
     behavior_logprobs: Float32[np.ndarray, " T"]
     expert_ids: Int16[np.ndarray, "T L A"] | None = None
     """Chosen experts per token and MoE layer, NO_EXPERT where the engine computed none."""
+    sampling_mask: SamplingMask | None = None
+    """What each token was sampled from; None: the whole vocabulary, all of them."""
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -103,6 +106,8 @@ class Segment:
             )
         if self.expert_ids is not None and len(self.expert_ids) != length:
             raise ValueError(f"{length} tokens but {len(self.expert_ids)} rows of expert ids")
+        if self.sampling_mask is not None:
+            self.sampling_mask.require(self.token_ids)
         versions = [span.policy_version for span in self.spans]
         if versions != sorted(versions):
             raise ValueError("policy versions decrease in a segment")

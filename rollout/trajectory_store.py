@@ -20,6 +20,7 @@ from envs.episode import Episode, StopReason
 from envs.messages import Message, Role, ToolCall
 from envs.task import Task
 from rewards.reward import Blame, Invalid, Outcome, Scored
+from rollout.sampling_mask import SamplingMask
 from rollout.trajectory import Group, Segment, Source, TokenSpan, Trajectory, Turn
 
 SCHEMA_VERSION = 1
@@ -198,22 +199,36 @@ def _outcome_from_record(record: Record) -> Outcome:
 
 
 def _segment_to_record(segment: Segment) -> Record:
+    mask = segment.sampling_mask
     return {
         "token_ids": _array_to_record(segment.token_ids),
         "spans": [_span_to_record(span) for span in segment.spans],
         "behavior_logprobs": _array_to_record(segment.behavior_logprobs),
         "expert_ids": None if segment.expert_ids is None else _array_to_record(segment.expert_ids),
-    }
+    } | ({} if mask is None else {"sampling_mask": _mask_to_record(mask)})
 
 
 def _segment_from_record(record: Record) -> Segment:
-    experts = record["expert_ids"]
+    experts, mask = record["expert_ids"], record.get("sampling_mask")
     return Segment(
         token_ids=_array_from_record(record["token_ids"]),
         spans=tuple(_span_from_record(span) for span in record["spans"]),
         behavior_logprobs=_array_from_record(record["behavior_logprobs"]),
         expert_ids=None if experts is None else _array_from_record(experts),
+        sampling_mask=None if mask is None else _mask_from_record(mask),
     )
+
+
+def _mask_to_record(mask: SamplingMask) -> Record:
+    return {
+        "token_ids": _array_to_record(mask.token_ids),
+        "lengths": _array_to_record(mask.lengths),
+    }
+
+
+def _mask_from_record(record: Record) -> SamplingMask:
+    arrays = {name: _array_from_record(record[name]) for name in ("token_ids", "lengths")}
+    return SamplingMask(**arrays)
 
 
 def _span_to_record(span: TokenSpan) -> list[Any]:

@@ -12,6 +12,7 @@ from jaxtyping import Int16
 
 from rollout.engine import Generation
 from rollout.renderer import Piece
+from rollout.sampling_mask import SamplingMask
 from rollout.trajectory import NO_EXPERT, Segment, Source, TokenSpan
 
 
@@ -23,6 +24,7 @@ class Transcript:
         self._token_ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[TokenSpan] = []
+        self._masks: list[SamplingMask] = []
 
     def __len__(self) -> int:
         return len(self._token_ids)
@@ -38,6 +40,7 @@ class Transcript:
         for piece in pieces:
             logprobs = [0.0] * len(piece.token_ids)
             self._append(piece.token_ids, logprobs, piece.source, turn, policy_version)
+            self._masks.append(SamplingMask.whole(len(piece.token_ids)))
 
     def append_generation(
         self, generation: Generation, *, turn: int, author: Source = Source.POLICY
@@ -57,6 +60,7 @@ class Transcript:
         if num_sampled == 0:
             return None
         start = len(self)
+        self._masks.append(generation.sampling_mask or SamplingMask.whole(num_sampled))
         # A log-softmax in float32 may round to a hair above zero.
         logprobs = np.minimum(generation.logprobs, 0.0)
         changes = np.flatnonzero(np.diff(generation.versions)) + 1
@@ -89,11 +93,13 @@ class Transcript:
             aligned = np.full((len(self), *expert_ids.shape[1:]), NO_EXPERT, dtype=np.int16)
             num_rows = min(len(expert_ids), max(0, len(self) - 1))
             aligned[:num_rows] = expert_ids[:num_rows]
+        is_masked = any(len(mask.token_ids) for mask in self._masks)
         return Segment(
             token_ids=np.array(self._token_ids, dtype=np.int32),
             spans=tuple(self._spans),
             behavior_logprobs=np.array(self._logprobs, dtype=np.float32),
             expert_ids=aligned,
+            sampling_mask=SamplingMask.join(self._masks) if is_masked else None,
         )
 
     def _append(

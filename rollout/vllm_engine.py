@@ -23,21 +23,18 @@ from model.checkpoint import CheckpointError, load_shape
 from model.vllm_plugin.recording import CONVERSATION
 from rollout.cache_plan import BLOCK_STEP, CachePlan, check_memory, context_tokens, plan_cache
 from rollout.config import RolloutConfig
-from rollout.engine import EngineError, Generation, SamplingConfig, SessionReport
+from rollout.engine import MAX_SUPPORT, EngineError, Generation, SamplingConfig, SessionReport
 from rollout.engine_environment import engine_environment
 from rollout.engine_log import output_to, startup_cause
+from rollout.sampling_mask import SamplingMask
+from rollout.vllm_sampling import read_logprobs, sampling_parameters
 from rollout.weight_update import PublishError, PublishReceipt, WeightManifest
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import StreamingInput
-    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
-
-WHOLE_TURN = 1 << 30
-"""Tokens after which vLLM reports an unfinished turn: never, a turn comes in one piece."""
-SEED_MASK = (1 << 63) - 1
-"""Seeds that vLLM takes."""
 
 
 class VllmEngine:
@@ -47,6 +44,7 @@ class VllmEngine:
         self._llm = llm
         self._config = config
         self._version = version
+        self._vocabulary_size = llm.model_config.get_vocab_size()
         self._log = log
         self._seats = asyncio.Semaphore(config.max_conversations)
         self._sessions: set[VllmSession] = set()
@@ -280,10 +278,11 @@ class VllmSession:
         engine._check_length(self._num_tokens + sampling.max_tokens, self._name)
         await engine._ready.wait()
         prompt_version = engine.version
-        parameters = _sampling_parameters(sampling)
+        parameters = sampling_parameters(sampling, engine._vocabulary_size)
         self._send([*self._unsent, *token_ids], parameters)
         tokens: list[int] = []
         logprobs: list[float] = []
+        supports: list[list[int]] = []
         with engine._engine_errors():
             while True:
                 output = await anext(self._receive(parameters), None)
@@ -291,7 +290,9 @@ class VllmSession:
                     raise EngineError(f"{self._name} was ended by an earlier failure")
                 completion = output.outputs[0]
                 tokens.extend(completion.token_ids)
-                logprobs.extend(_chosen_logprobs(completion))
+                for chosen, support in read_logprobs(completion):
+                    logprobs.append(chosen)
+                    supports.append(support)
                 if completion.finish_reason is not None:
                     break
         versions = np.zeros(len(tokens), dtype=np.int32)
@@ -306,6 +307,7 @@ class VllmSession:
             token_ids=np.array(tokens, dtype=np.int32),
             logprobs=np.array(logprobs, dtype=np.float32),
             versions=versions,
+            sampling_mask=SamplingMask.of_lists(supports) if sampling.top_p < 1.0 else None,
             finish=completion.finish_reason,
             prompt_version=prompt_version,
         )
@@ -342,29 +344,6 @@ class VllmSession:
             yield turn
 
 
-def _chosen_logprobs(completion: "CompletionOutput") -> list[float]:
-    assert completion.logprobs is not None
-    entries = zip(completion.token_ids, completion.logprobs, strict=True)
-    return [entry[token].logprob for token, entry in entries]  # pyright: ignore[reportOptionalSubscript]  asked for
-
-
-def _sampling_parameters(sampling: SamplingConfig) -> "SamplingParams":
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-
-    return SamplingParams(
-        temperature=sampling.temperature,
-        max_tokens=sampling.max_tokens,
-        stop_token_ids=list(sampling.stop_token_ids),
-        seed=sampling.seed & SEED_MASK,
-        logprobs=0,
-        detokenize=False,
-        ignore_eos=True,
-        output_kind=RequestOutputKind.DELTA,
-        stream_interval=WHOLE_TURN,
-        skip_clone=True,
-    )
-
-
 def _start_vllm(checkpoint: Path, config: RolloutConfig, plan: CachePlan, seed: int) -> "AsyncLLM":
     from vllm import ModelRegistry
     from vllm.config import WeightTransferConfig
@@ -392,6 +371,7 @@ def _start_vllm(checkpoint: Path, config: RolloutConfig, plan: CachePlan, seed: 
         block_size=BLOCK_STEP,
         kv_cache_memory_bytes=config.kv_cache_mib << 20,
         logprobs_mode="processed_logprobs",
+        max_logprobs=MAX_SUPPORT,
         disable_log_stats=True,
         scheduler_cls="model.vllm_plugin.session_scheduler.SessionScheduler",
         worker_extension_cls="rollout.engine_worker.EngineWorker",

@@ -4,19 +4,21 @@ The vocabulary is the outer loop: a block of the head, and of its gradient, is f
 rows.
 
 Where one tile holds the whole vocabulary, the forward takes the steps that a sampler takes, in its
-order: the logits, divided by the temperature, and `log_softmax` over each row. On a CPU in float32
-the log-probabilities then have the sampler's bits.
+order: the logits, divided by the temperature, those without a chance at minus infinity, and
+`log_softmax` over each row. On a CPU in float32 the log-probabilities then have the sampler's bits.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import log_softmax
 
 from kernels.precision import widen
+from kernels.token_logprobs.support import Support
 
 ROWS = 256
 """Rows of a tile of logits."""
@@ -34,20 +36,22 @@ class TiledTokenLogprobs(torch.autograd.Function):
         head_weight: Tensor,
         targets: Tensor,
         temperature: float,
+        support: Support | None,
     ) -> tuple[Tensor, Tensor]:
         """Take whole rows if a tile holds them, else run over the vocabulary."""
         score = score_whole if len(head_weight) <= COLUMNS else score_in_tiles
-        scores = score(widen(hidden), head_weight, targets, temperature)
+        scores = score(widen(hidden), head_weight, targets, temperature, support)
         logprobs, entropy, log_normalizer = scores
         ctx.save_for_backward(hidden, head_weight, targets, entropy, log_normalizer)
         ctx.temperature = temperature
+        ctx.support = support
         return logprobs, entropy
 
     @staticmethod
     def backward(
         ctx: Any,  # noqa: ANN401  torch has no public type for it
         *grads: Tensor,
-    ) -> tuple[Tensor, Tensor, None, None]:
+    ) -> tuple[Tensor, Tensor, None, None, None]:
         """Recompute each tile of logits and push its gradient through both factors."""
         hidden, head_weight, targets, entropy, log_normalizer = ctx.saved_tensors
         logprob_grad, entropy_grad = grads
@@ -66,12 +70,14 @@ class TiledTokenLogprobs(torch.autograd.Function):
                     logits_grad.mul_(logp.sub_(logprob_grad[rows, None]))
                 else:
                     logits_grad.mul_(-logprob_grad[rows, None])
+                if ctx.support is not None:
+                    logits_grad.masked_fill_(ctx.support.excludes(rows, columns), 0.0)
                 place, is_inside = places(targets[rows] - columns.start, len(block))
                 logits_grad.scatter_add_(1, place, (logprob_grad[rows] * is_inside)[:, None])
                 hidden_grad[rows].addmm_(logits_grad, block)
                 block_grad.addmm_(logits_grad.T, cooled[rows])
             weight_grad[columns] = block_grad
-        return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None
+        return hidden_grad.div_(ctx.temperature).to(hidden.dtype), weight_grad, None, None, None
 
 
 def score_whole(
@@ -79,16 +85,23 @@ def score_whole(
     head_weight: Float[Tensor, "W D"],
     targets: Int[Tensor, " T"],
     temperature: float,
+    support: Support | None,
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"], Float[Tensor, " T"]]:
     """Score each row as a sampler does; see `RunningSums.results` for what is returned."""
     head = widen(head_weight).T
     logprobs, entropy, log_normalizer = hidden.new_empty(3, len(targets)).unbind()
     for rows in slices(len(targets), ROWS):
         logits = (hidden[rows] @ head).div_(temperature)
+        excluded = None if support is None else support.excludes(rows, slice(0, len(head_weight)))
+        if excluded is not None:
+            logits.masked_fill_(excluded, -math.inf)
         logp = log_softmax(logits, dim=1)
         logprobs[rows] = logp.gather(1, targets[rows, None].long()).squeeze(1)
         log_normalizer[rows] = logits.amax(dim=1) - logp.amax(dim=1)
-        entropy[rows] = -logp.mul(logp.exp()).sum(dim=1)
+        chance = logp.exp()
+        if excluded is not None:
+            logp.masked_fill_(excluded, 0.0)
+        entropy[rows] = -logp.mul(chance).sum(dim=1)
     return logprobs, entropy, log_normalizer
 
 
@@ -97,6 +110,7 @@ def score_in_tiles(
     head_weight: Float[Tensor, "W D"],
     targets: Int[Tensor, " T"],
     temperature: float,
+    support: Support | None,
 ) -> tuple[Float[Tensor, " T"], Float[Tensor, " T"], Float[Tensor, " T"]]:
     """Run over the vocabulary with running sums per row; returns `RunningSums.results`."""
     cooled = hidden / temperature
@@ -104,7 +118,8 @@ def score_in_tiles(
     for columns in slices(len(head_weight), COLUMNS):
         block = widen(head_weight[columns])
         for rows in slices(len(targets), ROWS):
-            sums.add(rows, cooled[rows] @ block.T, targets[rows] - columns.start)
+            excluded = None if support is None else support.excludes(rows, columns)
+            sums.add(rows, cooled[rows] @ block.T, targets[rows] - columns.start, excluded)
     return sums.results()
 
 
@@ -118,14 +133,23 @@ class RunningSums:
         self._spread = like.new_zeros(num_rows)
         self._target = like.new_zeros(num_rows)
 
-    def add(self, rows: slice, logits: Float[Tensor, "R C"], target: Int[Tensor, " R"]) -> None:
+    def add(
+        self,
+        rows: slice,
+        logits: Float[Tensor, "R C"],
+        target: Int[Tensor, " R"],
+        excluded: Bool[Tensor, "R C"] | None = None,
+    ) -> None:
         """Take in a tile.
 
         Args:
             rows: Which rows the tile has.
             logits: Overwritten.
             target: Column of each row's target, outside of 0 .. C - 1 where another tile has it.
+            excluded: Tokens that had no chance.
         """
+        if excluded is not None:
+            logits.masked_fill_(excluded, -math.inf)
         place, is_inside = places(target, logits.shape[1])
         target_logit = logits.gather(1, place).squeeze(1)
         self._target[rows] = torch.where(is_inside, target_logit, self._target[rows])
@@ -136,6 +160,8 @@ class RunningSums:
         kept = rise.exp()
         below = logits.sub_(highest[:, None])
         weights = below.exp()
+        if excluded is not None:
+            below.masked_fill_(excluded, 0.0)  # a weight of 0 times minus infinity is no number
         spread = (self._spread[rows] + rise * total) * kept
         self._total[rows] = total * kept + weights.sum(dim=1)
         self._spread[rows] = spread + weights.mul_(below).sum(dim=1)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kernels.token_logprobs import reference, token_logprobs
+from kernels.token_logprobs.support import Support
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,80 @@ def test_gradients_equal_finite_differences():
     assert torch.autograd.gradcheck(
         lambda h, w: token_logprobs(h, w, targets, 0.8), (hidden, weight)
     )
+
+
+def supports(targets, vocabulary, num_others=3):
+    """For each row its target and some others; nothing for every fourth row."""
+    draw = torch.Generator().manual_seed(2)
+    lists = []
+    for row, target in enumerate(targets.tolist()):
+        others = torch.randperm(vocabulary, generator=draw)[:num_others].tolist()
+        lists.append([] if row % 4 == 3 else sorted({target, *others}))
+    flat = torch.tensor([token for each in lists for token in each])
+    return lists, Support(token_ids=flat, lengths=torch.tensor([len(each) for each in lists]))
+
+
+def plain_within(lists):
+    def score(hidden, weight, targets, temperature):
+        outside = torch.zeros(len(targets), len(weight), dtype=torch.bool)
+        for row, kept in enumerate(lists):
+            if kept:
+                outside[row] = True
+                outside[row, kept] = False
+        logits = (hidden @ weight.T / temperature).masked_fill(outside, -torch.inf)
+        logp = logits.log_softmax(dim=-1).masked_fill(outside, 0.0)
+        chance = logp.exp().masked_fill(outside, 0.0)
+        return logp.gather(1, targets[:, None]).squeeze(1), -(chance * logp).sum(dim=-1)
+
+    return score
+
+
+@pytest.mark.parametrize("columns", [4, 64])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_within_a_support_scores_and_gradients_are_those_of_the_rest_of_the_softmax(
+    columns, temperature, monkeypatch
+):
+    monkeypatch.setattr(reference, "COLUMNS", columns)
+    case = inputs()
+    lists, support = supports(case[2], 11)
+
+    def within(hidden, weight, targets, temperature):
+        return token_logprobs(hidden, weight, targets, temperature, support)
+
+    actual = with_gradients(within, *case, temperature)
+    torch.testing.assert_close(actual, with_gradients(plain_within(lists), *case, temperature))
+
+
+@pytest.mark.parametrize("columns", [4, 64])
+def test_a_support_of_the_target_alone_has_no_entropy_and_no_gradient(columns, monkeypatch):
+    monkeypatch.setattr(reference, "COLUMNS", columns)
+    case = inputs(scale=30.0)
+    support = Support(token_ids=case[2], lengths=torch.ones_like(case[2]))
+    for values in with_gradients(lambda *given: token_logprobs(*given, support), *case):
+        torch.testing.assert_close(values, torch.zeros_like(values), rtol=0, atol=1e-12)
+
+
+def test_rows_of_a_support_are_selected_with_their_lists():
+    lists, support = supports(inputs()[2], 11)
+    selected = support.select(torch.tensor([1, 3, 4, 12]))
+    expected = [token for row in (1, 3, 4, 12) for token in lists[row]]
+    assert selected.token_ids.tolist() == expected
+    assert selected.lengths.tolist() == [len(lists[row]) for row in (1, 3, 4, 12)]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "lengths", "message"),
+    [
+        ([1], [1, 0], "the support has 2 rows, there are 3 targets"),
+        ([1], [1, 1, 0], "do not add up to its 1 tokens"),
+        ([11], [1, 0, 0], "runs from 11 to 11, the head has rows 0 to 10"),
+        ([-1], [0, 1, 0], "runs from -1 to -1"),
+    ],
+)
+def test_a_support_that_does_not_fit_is_refused(token_ids, lengths, message):
+    support = Support(token_ids=torch.tensor(token_ids), lengths=torch.tensor(lengths))
+    with pytest.raises(ValueError, match=message):
+        token_logprobs(*inputs(3), 1.0, support)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e2, 1e4, 1e6])

@@ -17,6 +17,7 @@ from rl.credit import assign_credit
 from rl.learner import Learner, NonFiniteError
 from rl.packing import pack
 from rl.presets import LossSettings
+from rollout.sampling_mask import SamplingMask
 from rollout.trajectory import NO_EXPERT, Segment
 
 SHAPE = ModelConfig(
@@ -59,6 +60,7 @@ def with_behavior(learner, segments, version=0):
             spans=segment.spans,
             behavior_logprobs=np.where(segment.loss_mask, score, 0).astype(np.float32),
             expert_ids=segment.expert_ids,
+            sampling_mask=segment.sampling_mask,
         )
         for segment, score in zip(segments, scores, strict=True)
     ]
@@ -244,6 +246,49 @@ def test_captured_experts_are_replayed(build_segment):
     ]
     assert scores[0] == pytest.approx(learner.logprobs([plain], 0, 1.0)[0])
     assert scores[1] != pytest.approx(scores[2], abs=1e-7)
+
+
+def with_mask(segment, lists):
+    """The segment as if each of its last tokens had been sampled from a list."""
+    start = len(segment.token_ids) - len(lists)
+    return dataclasses.replace(
+        segment,
+        sampling_mask=SamplingMask.join([SamplingMask.whole(start), SamplingMask.of_lists(lists)]),
+    )
+
+
+def test_what_sampling_left_out_is_left_out_again(build_segment):
+    learner = make_learner()
+    segment = build_segment([*PROMPT, 5, 6])
+    cut = with_mask(segment, [[5, 9], [6]])
+    # Packed with a segment that was sampled from the whole vocabulary, which stays as it is.
+    whole, within = learner.logprobs([segment, cut], 0, 1.0)
+    every = [learner.logprobs([build_segment([*PROMPT, t, 6])], 0, 1.0)[0][2] for t in range(16)]
+    assert whole[2] == pytest.approx(every[5], abs=1e-6)
+    assert within[2] == pytest.approx(every[5] - np.logaddexp(every[5], every[9]), abs=1e-6)
+    assert within[3] == 0.0
+
+
+def test_a_token_without_an_alternative_moves_no_weight(build_segment, build_group):
+    learner = make_learner()
+    segments = [with_mask(build_segment([*PROMPT, 5, 6]), [[5], [6]]) for _ in range(2)]
+    segments = with_behavior(learner, segments)
+    samples = assign_credit([build_group([1.0, 0.0], segments=segments)], CreditSection())
+    assert learner.step(pack(samples, 64)).grad_norm == 0.0
+
+
+def test_agreement_counts_the_tokens_that_were_left_in_the_running(build_segment, build_group):
+    learner = make_learner()
+    segments = [with_mask(build_segment([*PROMPT, 5, 6]), [[5, 9], [6, 2, 1]]) for _ in range(2)]
+    group = build_group([1.0, 0.0], segments=with_behavior(learner, segments))
+    agreement = check_trajectories(learner, group.trajectories, max_trajectories=2)
+    assert agreement.num_tokens == 4
+    assert agreement.gap_max < 1e-6
+    assert choose_prefix(segments[0]).sampling_mask is segments[0].sampling_mask
+    split = with_mask(build_segment([*PROMPT, 5, 6], versions=(0, 1)), [[5, 9], [6, 2, 1]])
+    prefix = choose_prefix(split)
+    assert prefix.sampling_mask is not None
+    assert prefix.sampling_mask.token_ids.tolist() == [5, 9]
 
 
 def test_agreement_is_measured_under_the_version_that_sampled(build_segment, build_group):

@@ -9,6 +9,7 @@ from envs.episode import Episode, StopReason
 from envs.messages import Message, Role, ToolCall
 from envs.task import Task
 from rewards.reward import Blame, Invalid, Scored
+from rollout.sampling_mask import SamplingMask
 from rollout.trajectory import Group, Segment, Source, TokenSpan, Trajectory, Turn
 from rollout.trajectory_store import StoreError, append_group, read_groups
 
@@ -34,6 +35,7 @@ def make_trajectory(outcome, sibling=0, with_experts=True):
         spans=spans,
         behavior_logprobs=logprobs,
         expert_ids=rng.integers(-1, 8, (5, 3, 2)).astype(np.int16) if with_experts else None,
+        sampling_mask=SamplingMask.of_lists([[], [], [], [1000, 3], [7]]) if with_experts else None,
     )
     call = ToolCall(name="put", arguments={"number": 3, "items": ["a", {"b": 1.5}]})
     action = Message(role=Role.POLICY, text="so", tool_calls=(call,))

@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rollout.engine import Generation
 from rollout.renderer import Piece
+from rollout.sampling_mask import SamplingMask
 from rollout.trajectory import NO_EXPERT, Source
 from rollout.transcript import Transcript
 
@@ -16,6 +19,25 @@ def generation(token_ids, versions, logprobs=None):
         finish="stop",
         prompt_version=0,
     )
+
+
+def test_what_sampling_left_in_the_running_stands_at_the_tokens_it_belongs_to():
+    transcript = Transcript()
+    transcript.append_pieces([piece(1, 2)], turn=0, policy_version=0)
+    cut = replace(generation([5, 6], [0, 0]), sampling_mask=SamplingMask.of_lists([[5, 9], [6]]))
+    transcript.append_generation(cut, turn=0)
+    transcript.append_pieces([piece(3)], turn=1, policy_version=0)
+    transcript.append_generation(generation([7], [0]), turn=1)
+    mask = transcript.to_segment().sampling_mask
+    assert mask is not None
+    assert mask.lengths.tolist() == [0, 0, 2, 1, 0, 0]
+    assert mask.token_ids.tolist() == [5, 9, 6]
+
+
+def test_where_nothing_was_left_out_no_mask_is_kept():
+    transcript = Transcript()
+    transcript.append_generation(generation([5, 6], [0, 0]), turn=0)
+    assert transcript.to_segment().sampling_mask is None
 
 
 def piece(*token_ids, source=Source.TEMPLATE):

@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from kernels.token_logprobs.support import Support
 from model import checkpoint
 from model.decoder import Decoder
 from model.hybrid import HybridForCausalLM, build_model
@@ -16,7 +17,8 @@ from model.logprobs import sequence_logprobs
 from model.mixer import PackedMixer
 from model.presets import tiny
 from rollout.config import RolloutConfig
-from rollout.engine import EngineError, SamplingConfig
+from rollout.engine import MAX_SUPPORT, EngineError, SamplingConfig
+from rollout.sampling_mask import SamplingMask
 from rollout.trajectory import NO_EXPERT
 from rollout.vllm_engine import VllmEngine
 from rollout.weight_update import PublishError, write_weights
@@ -217,6 +219,35 @@ async def test_log_probs_are_those_of_the_tempered_distribution(engine, model):
             model, tokens, torch.tensor([0, len(tokens)]), temperature=0.5
         )
     assert np.abs(expected.numpy()[12:] - generation.logprobs).mean() <= MEAN_GAP
+
+
+async def test_with_top_p_the_learner_replays_what_was_left_in_the_running(engine, model):
+    session = await engine.open("nucleus")
+    prompt = random_tokens(12, 3)
+    sampling = SamplingConfig(temperature=0.5, top_p=0.6, max_tokens=24, seed=3)
+    generation = await session.extend(prompt, sampling)
+    await session.close()
+    mask = generation.sampling_mask
+    assert mask is not None
+    assert mask.lengths.max() > 1
+    assert mask.lengths.max() < MAX_SUPPORT
+    mask.require(generation.token_ids)
+    tokens = torch.tensor(prompt + generation.token_ids.tolist())
+    bounds = torch.tensor([0, len(tokens)])
+    whole = SamplingMask.join([SamplingMask.whole(len(prompt)), mask])
+    support = Support(
+        token_ids=torch.from_numpy(whole.token_ids).long(),
+        lengths=torch.from_numpy(whole.lengths).long(),
+    )
+    with torch.no_grad():
+        within, _ = sequence_logprobs(model, tokens, bounds, 0.5, support=support)
+        without, _ = sequence_logprobs(model, tokens, bounds, 0.5)
+    assert np.abs(within.numpy()[12:] - generation.logprobs).mean() <= MEAN_GAP
+    # Relative to what was left, a token is likelier by the share of it: at most 1 / 0.6.
+    gain = (within - without).numpy()[12:]
+    assert (gain >= -MEAN_GAP).all()
+    assert gain.max() <= -np.log(0.6) + MEAN_GAP
+    assert gain.mean() > 0.1
 
 
 async def test_scores_are_the_learners_log_probs(engine, model):
