@@ -53,6 +53,7 @@ _CODE = (
     "credit_bench/environments.py",
     "credit_bench/estimators.py",
     "credit_bench/exact.py",
+    "credit_bench/laws.py",
     "credit_bench/layered_process.py",
     "credit_bench/learning.py",
     "credit_bench/measures.py",

@@ -3,7 +3,8 @@
 Each batch has a budget of environment steps, `EPISODES_PER_BATCH` whole episodes. A rule without a
 critic uses them all. A rule with one pays for it: half of the episodes, sampled before the others,
 fit the critic, and advantages are computed on the other half. Values from branches pay for every
-turn of every branch.
+turn of every branch. What a rule remembers of earlier steps in training (sizes, weights of lags) it
+remembers of earlier batches here, and starts without.
 """
 
 from collections.abc import Sequence
@@ -47,11 +48,19 @@ def compare(
     policy = uniform_policy(process)
     truth = evaluate(process, policy)
     scored: dict[str, list[Scored]] = {estimator.name: [] for estimator in estimators}
+    memories = {estimator.name: Memory() for estimator in estimators}
     for generator in np.random.default_rng(seed).spawn(batches):
         behavior = softmax(np.log(policy) + process.mismatch * generator.normal(size=policy.shape))
         episodes = sample_episodes(process, behavior[None], EPISODES_PER_BATCH, generator)
         for estimator in estimators:
-            batch, advantages = _estimate(estimator, truth, episodes, generator)
+            if estimator.critic == "branches":
+                batch, advantages = _branch(estimator, truth, episodes, generator)
+            else:
+                batch, values = _spend(estimator, truth, episodes, generator)
+                grid = turn_grid(process, batch, values)
+                gradient = gradient_of(process, policy, batch)
+                memory = memories[estimator.name]
+                advantages, memories[estimator.name] = estimate(estimator, grid, gradient, memory)
             weights = _ratios(truth, behavior, batch)
             scored[estimator.name].append(
                 Scored(episodes=batch, advantages=advantages, weights=weights)
@@ -59,34 +68,20 @@ def compare(
     return {name: measure(truth, parts) for name, parts in scored.items()}
 
 
-def _estimate(
+def _spend(
     estimator: Estimator, truth: Truth, episodes: Episodes, generator: np.random.Generator
-) -> tuple[Episodes, Float64[np.ndarray, "I H"]]:
-    """Return the episodes that are left of the budget, and their advantages."""
+) -> tuple[Episodes, Float64[np.ndarray, "I H"] | None]:
+    """Return the episodes that are left of the budget, and the critic's values if there is one."""
     process = truth.process
     if estimator.critic is None:
-        return episodes, _credit(estimator, truth, episodes, None)
-    if estimator.critic == "branches":
-        return _branch(estimator, truth, episodes, generator)
+        return episodes, None
     half = len(episodes.outcomes) // 2
     earlier, batch = episodes.select(slice(half)), episodes.select(slice(half, None))
     table = _fit(estimator.critic, truth, earlier)
     values = critics.values_of(table, process, batch)
     if estimator.critic != "exact":
         values += critics.errors(process, batch, generator)
-    return batch, _credit(estimator, truth, batch, values)
-
-
-def _credit(
-    estimator: Estimator,
-    truth: Truth,
-    batch: Episodes,
-    values: Float64[np.ndarray, "I H"] | None,
-) -> Float64[np.ndarray, "I H"]:
-    """Compute the advantages of a batch by itself: nothing is known of earlier ones."""
-    gradient = gradient_of(truth.process, truth.policy, batch)
-    grid = turn_grid(truth.process, batch, values)
-    return estimate(estimator, grid, gradient, Memory())[0]
+    return batch, values
 
 
 def _fit(critic: str, truth: Truth, earlier: Episodes) -> Float64[np.ndarray, "H V C"]:
