@@ -1,6 +1,11 @@
 """Cells: learned, kept, resumed, reported and drawn."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
@@ -79,6 +84,42 @@ def test_finished_cells_are_not_computed_again(tmp_path, monkeypatch):
     both = measure_cells([COMPARE, LEARN], tmp_path, workers=1)
     assert calls == [LEARN]
     assert both[COMPARE] == first[COMPARE]
+
+
+def test_an_interrupted_bench_says_so_in_one_line_and_goes_on_where_it_was(tmp_path):
+    program = """
+import sys
+from dataclasses import replace
+from rl import cli
+from rl.credit_bench import bench, cells
+cell = cells.Cell(
+    environment="KeyDoor", horizon=10, estimators=("rloo",), is_learning=False, repetitions=1
+)
+bench.full_cells = lambda: [replace(cell, horizon=horizon) for horizon in range(10, 60)]
+sys.exit(cli.main(["bench", "credit", "--full", "--json", "--out", sys.argv[1]]))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as first:
+        said = []
+        while not any(line.startswith("4 of 50: KeyDoor-") for line in said):
+            said.append(first.stderr.readline())
+        os.killpg(first.pid, signal.SIGINT)  # a terminal sends it to the whole group
+        rest = first.stderr.read().splitlines()
+    assert first.returncode == 130
+    assert said[0].startswith("50 cells, 0 of them finished before, in ")
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.json")}
+    assert 4 <= len(kept) < 50
+    assert rest[-1].startswith(f"limosa: interrupted; {len(kept)} of 50 cells are kept in ")
+    assert rest[-1].endswith("; the same command goes on from there")
+    assert all(re.match(r"\d+ of 50: ", line) for line in rest[:-1])
+
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert f"50 cells, {len(kept)} of them finished before, in " in second.stderr
+    assert len(second.stderr.splitlines()) == 1 + 50 - len(kept)
+    assert set(json.loads(second.stdout)["KeyDoor"]["rloo"]["corr"]) == set(map(str, range(10, 60)))
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
 def test_figures_of_other_code_are_not_taken(tmp_path, monkeypatch):

@@ -17,11 +17,12 @@ def truth_of(name, horizon):
     return evaluate(process, uniform_policy(process))
 
 
-@pytest.fixture(scope="module", params=["KeyDoor", "Ladder"])
+@pytest.fixture(scope="module", params=[("KeyDoor", 300, 5000), ("Ladder", 150, 10_000)])
 def sampled(request):
-    """300 turns under the exact critic, in so many episodes that chance is 2 % of a broadcast."""
-    truth = truth_of(request.param, 300)
-    episodes = sample_episodes(truth.process, truth.policy[None], 12_000, np.random.default_rng(0))
+    """Turns under the exact critic, so many that chance is 2 % of a broadcast's correlation."""
+    name, horizon, count = request.param
+    truth = truth_of(name, horizon)
+    episodes = sample_episodes(truth.process, truth.policy[None], count, np.random.default_rng(0))
     values = critics.values_of(critics.exact(truth), truth.process, episodes)
     return truth, episodes, turn_grid(truth.process, episodes, values)
 
