@@ -11,13 +11,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from rl.cli import parse_command
 from rl.credit_bench import bench, cells
 from rl.credit_bench.cells import Cell, measure_cells
 from rl.credit_bench.environments import build_environment
 from rl.credit_bench.estimators import ESTIMATORS
 from rl.credit_bench.learning import learn
 from rl.credit_bench.plot import draw
-from rl.credit_bench.report import curves_of, to_json
+from rl.credit_bench.report import COLUMNS, curves_of, to_json
 
 COMPARE = Cell(
     environment="KeyDoor",
@@ -151,6 +152,16 @@ def test_cells_that_differ_have_files_of_their_own():
         "Ladder",
         "DelayedReveal",
     }
+
+
+def test_the_help_names_every_key_and_counts_the_cells(capsys):
+    with pytest.raises(SystemExit):
+        parse_command(["bench", "--help"])
+    told = capsys.readouterr().out
+    keys = (*COLUMNS, "corr_law", "slope_log_h", "slope_law")
+    assert [key for key in keys if key not in told] == []
+    for wanted in (cells.default_cells(), cells.full_cells()):
+        assert f"{len(wanted)} cells" in told
 
 
 def test_the_json_has_figures_by_horizon_and_slopes(results):
