@@ -23,15 +23,13 @@ from rl.credit_bench.layered_process import (
     sample_episodes,
     softmax,
 )
-from rl.credit_bench.measures import Measures, Scored, gradient_of, measure
+from rl.credit_bench.measures import Measures, Scored, gradient_of, measure, ratios
 from rl.turn_grid import TurnGrid
 
 EPISODES_PER_BATCH = 512
 BRANCH_POINTS = 8
 BRANCHES = 9
 """Rollouts from each branch point (arXiv 2410.01679)."""
-RATIO_BAND = (0.2, 4.0)
-"""Turns whose ratio is outside get no gradient (`dis`)."""
 
 
 def compare(
@@ -61,7 +59,7 @@ def compare(
                 gradient = gradient_of(process, policy, batch)
                 memory = memories[estimator.name]
                 advantages, memories[estimator.name] = estimate(estimator, grid, gradient, memory)
-            weights = _ratios(truth, behavior, batch)
+            weights = ratios(process, policy / behavior, batch)
             scored[estimator.name].append(
                 Scored(episodes=batch, advantages=advantages, weights=weights)
             )
@@ -125,14 +123,3 @@ def _branch(
     advantages, _ = combine(stretches, estimator.rule.terms)
     stretch = np.searchsorted(points, np.arange(process.horizon), side="right") - 1
     return batch, np.where(batch.mask, advantages[:, stretch], 0.0)
-
-
-def _ratios(
-    truth: Truth, behavior: Float64[np.ndarray, "O A"], episodes: Episodes
-) -> Float64[np.ndarray, "I H"]:
-    """Return the weight of each turn in the gradient: its ratio, 0 outside the band."""
-    process = truth.process
-    observed = process.observations[np.arange(process.horizon), episodes.states]
-    ratios = (truth.policy / behavior)[observed, episodes.actions]
-    low, high = RATIO_BAND
-    return np.where((ratios > low) & (ratios < high) & episodes.mask, ratios, 0.0)

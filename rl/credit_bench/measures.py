@@ -26,6 +26,9 @@ from rl.lag_weights import Gradient
 PIVOTAL = 4.0
 """A turn is pivotal if its choice matters so many times the mean (E_a A^2 over its mean)."""
 
+RATIO_BAND = (0.2, 4.0)
+"""Turns whose ratio is outside get no gradient (`dis`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
@@ -157,6 +160,16 @@ def gradient_of(
         return chosen - (total[:, None] * policy).ravel()
 
     return gradient
+
+
+def ratios(
+    process: LayeredProcess, ratio: Float64[np.ndarray, "O A"], episodes: Episodes
+) -> Float64[np.ndarray, "I H"]:
+    """Look up each turn's ratio of the policy to what sampled it; 0 outside `RATIO_BAND`."""
+    observed = process.observations[np.arange(process.horizon), episodes.states]
+    found = ratio[observed, episodes.actions]
+    low, high = RATIO_BAND
+    return np.where((found > low) & (found < high) & episodes.mask, found, 0.0)
 
 
 def cosine(truth: Truth, batch: Scored) -> float:

@@ -68,6 +68,16 @@ def test_where_the_critic_sees_late_a_short_window_fails_and_the_mixes_do_not(mo
     assert needed["lag_weighted"] < 1.5 * needed["rloo"]
 
 
+def test_a_policy_learns_more_slowly_from_what_another_one_does():
+    needed = [
+        learn(build_environment(name, 30), ESTIMATORS["tb_gae"], seeds=5, seed=0)
+        for name in ("KeyDoor", "Stale(0)", "Stale(2)")
+    ]
+    own, same, other = (result.trajectories_to_90 for result in needed)
+    assert own == same
+    assert other > 1.2 * own
+
+
 def test_a_policy_learns_with_no_critic_but_the_linear_one():
     with pytest.raises(ValueError, match="linear critic or none"):
         learn(build_environment("KeyDoor", 10), ESTIMATORS["tb_gae/exact"], seeds=1, seed=0)
