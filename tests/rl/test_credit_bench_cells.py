@@ -99,7 +99,7 @@ def test_finished_cells_are_not_computed_again(tmp_path, monkeypatch):
 
 def test_an_interrupted_bench_says_so_in_one_line_and_goes_on_where_it_was(tmp_path):
     program = """
-import sys
+import signal, sys
 from dataclasses import replace
 from rl import cli
 from rl.credit_bench import bench, cells
@@ -107,6 +107,7 @@ cell = cells.Cell(
     environment="KeyDoor", horizon=10, estimators=("rloo",), is_learning=False, repetitions=1
 )
 bench.full_cells = lambda: [replace(cell, horizon=horizon) for horizon in range(10, 60)]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 sys.exit(cli.main(["bench", "credit", "--full", "--json", "--out", sys.argv[1]]))
 """
     command = [sys.executable, "-c", program, str(tmp_path)]
@@ -114,8 +115,10 @@ sys.exit(cli.main(["bench", "credit", "--full", "--json", "--out", sys.argv[1]])
         command, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as first:
         said = []
-        while not any(line.startswith("4 of 50: KeyDoor-") for line in said):
-            said.append(first.stderr.readline())
+        for line in first.stderr:
+            said.append(line)
+            if line.startswith("4 of 50: "):
+                break
         os.killpg(first.pid, signal.SIGINT)  # a terminal sends it to the whole group
         rest = first.stderr.read().splitlines()
     assert first.returncode == 130
