@@ -84,12 +84,7 @@ def correlation(batch: Scored, true: Float64[np.ndarray, "I H"]) -> float:
 
 def correlation_within(batch: Scored, true: Float64[np.ndarray, "I H"]) -> float:
     """Correlate over all turns of a batch after taking out the mean of each episode."""
-    mask, lengths = batch.episodes.mask, batch.episodes.lengths[:, None]
-    centred = [
-        (values - values.sum(axis=1, keepdims=True) / lengths)[mask]
-        for values in (batch.advantages, true)
-    ]
-    return _pearson(*centred)
+    return _pearson(*(_within(batch.episodes, values) for values in (batch.advantages, true)))
 
 
 def split_error(
@@ -179,6 +174,13 @@ def cosine(truth: Truth, batch: Scored) -> float:
     estimated, true = gradient(batch.advantages * batch.weights, everyone), truth.gradient.ravel()
     size = float(np.linalg.norm(estimated) * np.linalg.norm(true))
     return float((estimated * true).sum()) / size if size > 0 else 0.0
+
+
+def _within(episodes: Episodes, values: Float64[np.ndarray, "I H"]) -> Float64[np.ndarray, " N"]:
+    """Take out each episode's mean; exactly 0 where only rounding is left, as of a broadcast."""
+    centred = values - values.sum(axis=1, keepdims=True) / episodes.lengths[:, None]
+    rounding = 1e-12 * np.abs(values).max()
+    return np.where(np.abs(centred) > rounding, centred, 0.0)[episodes.mask]
 
 
 def _pearson(first: Float64[np.ndarray, " N"], second: Float64[np.ndarray, " N"]) -> float:
