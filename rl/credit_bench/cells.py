@@ -9,10 +9,12 @@ import hashlib
 import json
 import logging
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from rl.credit_bench.comparison import compare
@@ -53,6 +55,7 @@ _CODE = (
     "credit_bench/environments.py",
     "credit_bench/estimators.py",
     "credit_bench/exact.py",
+    "credit_bench/laws.py",
     "credit_bench/layered_process.py",
     "credit_bench/learning.py",
     "credit_bench/measures.py",
@@ -150,13 +153,24 @@ def measure_cells(cells: Sequence[Cell], folder: Path, workers: int) -> dict[Cel
         cells: What is wanted.
         folder: Where finished cells are kept, in a folder for each version of the code.
         workers: Processes.
+
+    Raises:
+        KeyboardInterrupt: with a note that says how much is kept.
     """
     kept = folder / fingerprint()
     kept.mkdir(parents=True, exist_ok=True)
     missing = [cell for cell in cells if not (kept / cell.file_name).exists()]
     missing.sort(key=lambda cell: -cell.cost)
-    for done, cell in enumerate(_compute(missing, kept, workers), start=1):
-        _log.info("%d of %d: %s", done, len(missing), cell.file_name)
+    present = len(cells) - len(missing)
+    _log.info("%d cells, %d of them finished before, in %s", len(cells), present, kept)
+    try:
+        for done, cell in enumerate(_compute(missing, kept, workers), start=present + 1):
+            _log.info("%d of %d: %s", done, len(cells), cell.file_name)
+    except KeyboardInterrupt as error:
+        present = sum((kept / cell.file_name).exists() for cell in cells)
+        error.add_note(f"{present} of {len(cells)} cells are kept in {kept}")
+        error.add_note("the same command goes on from there")
+        raise
     return {cell: json.loads((kept / cell.file_name).read_text()) for cell in cells}
 
 
@@ -180,12 +194,27 @@ def _compute(cells: Sequence[Cell], kept: Path, workers: int) -> Iterator[Cell]:
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
-        futures = {pool.submit(_measure_and_keep, cell, kept): cell for cell in cells}
+        with _keeping_ctrl_c_from_children():
+            futures = {pool.submit(_measure_and_keep, cell, kept): cell for cell in cells}
         for future in as_completed(futures):
             future.result()
             yield futures[future]
+    except BaseException:
+        for child in active_children():
+            child.terminate()  # nobody wants to wait for a cell of 1000 turns
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _keeping_ctrl_c_from_children() -> Iterator[None]:
+    """Block SIGINT, which processes that are started inside inherit: only this one answers it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _measure_and_keep(cell: Cell, kept: Path) -> None:

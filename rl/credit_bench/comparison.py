@@ -3,7 +3,8 @@
 Each batch has a budget of environment steps, `EPISODES_PER_BATCH` whole episodes. A rule without a
 critic uses them all. A rule with one pays for it: half of the episodes, sampled before the others,
 fit the critic, and advantages are computed on the other half. Values from branches pay for every
-turn of every branch.
+turn of every branch. What a rule remembers of earlier steps in training (sizes, weights of lags) it
+remembers of earlier batches here, and starts without.
 """
 
 from collections.abc import Sequence
@@ -22,15 +23,13 @@ from rl.credit_bench.layered_process import (
     sample_episodes,
     softmax,
 )
-from rl.credit_bench.measures import Measures, Scored, gradient_of, measure
+from rl.credit_bench.measures import Measures, Scored, gradient_of, measure, ratios
 from rl.turn_grid import TurnGrid
 
 EPISODES_PER_BATCH = 512
 BRANCH_POINTS = 8
 BRANCHES = 9
 """Rollouts from each branch point (arXiv 2410.01679)."""
-RATIO_BAND = (0.2, 4.0)
-"""Turns whose ratio is outside get no gradient (`dis`)."""
 
 
 def compare(
@@ -47,46 +46,40 @@ def compare(
     policy = uniform_policy(process)
     truth = evaluate(process, policy)
     scored: dict[str, list[Scored]] = {estimator.name: [] for estimator in estimators}
+    memories = {estimator.name: Memory() for estimator in estimators}
     for generator in np.random.default_rng(seed).spawn(batches):
         behavior = softmax(np.log(policy) + process.mismatch * generator.normal(size=policy.shape))
         episodes = sample_episodes(process, behavior[None], EPISODES_PER_BATCH, generator)
         for estimator in estimators:
-            batch, advantages = _estimate(estimator, truth, episodes, generator)
-            weights = _ratios(truth, behavior, batch)
+            if estimator.critic == "branches":
+                batch, advantages = _branch(estimator, truth, episodes, generator)
+            else:
+                batch, values = _spend(estimator, truth, episodes, generator)
+                grid = turn_grid(process, batch, values)
+                gradient = gradient_of(process, policy, batch)
+                memory = memories[estimator.name]
+                advantages, memories[estimator.name] = estimate(estimator, grid, gradient, memory)
+            weights = ratios(process, policy / behavior, batch)
             scored[estimator.name].append(
                 Scored(episodes=batch, advantages=advantages, weights=weights)
             )
     return {name: measure(truth, parts) for name, parts in scored.items()}
 
 
-def _estimate(
+def _spend(
     estimator: Estimator, truth: Truth, episodes: Episodes, generator: np.random.Generator
-) -> tuple[Episodes, Float64[np.ndarray, "I H"]]:
-    """Return the episodes that are left of the budget, and their advantages."""
+) -> tuple[Episodes, Float64[np.ndarray, "I H"] | None]:
+    """Return the episodes that are left of the budget, and the critic's values if there is one."""
     process = truth.process
     if estimator.critic is None:
-        return episodes, _credit(estimator, truth, episodes, None)
-    if estimator.critic == "branches":
-        return _branch(estimator, truth, episodes, generator)
+        return episodes, None
     half = len(episodes.outcomes) // 2
     earlier, batch = episodes.select(slice(half)), episodes.select(slice(half, None))
     table = _fit(estimator.critic, truth, earlier)
     values = critics.values_of(table, process, batch)
     if estimator.critic != "exact":
         values += critics.errors(process, batch, generator)
-    return batch, _credit(estimator, truth, batch, values)
-
-
-def _credit(
-    estimator: Estimator,
-    truth: Truth,
-    batch: Episodes,
-    values: Float64[np.ndarray, "I H"] | None,
-) -> Float64[np.ndarray, "I H"]:
-    """Compute the advantages of a batch by itself: nothing is known of earlier ones."""
-    gradient = gradient_of(truth.process, truth.policy, batch)
-    grid = turn_grid(truth.process, batch, values)
-    return estimate(estimator, grid, gradient, Memory())[0]
+    return batch, values
 
 
 def _fit(critic: str, truth: Truth, earlier: Episodes) -> Float64[np.ndarray, "H V C"]:
@@ -130,14 +123,3 @@ def _branch(
     advantages, _ = combine(stretches, estimator.rule.terms)
     stretch = np.searchsorted(points, np.arange(process.horizon), side="right") - 1
     return batch, np.where(batch.mask, advantages[:, stretch], 0.0)
-
-
-def _ratios(
-    truth: Truth, behavior: Float64[np.ndarray, "O A"], episodes: Episodes
-) -> Float64[np.ndarray, "I H"]:
-    """Return the weight of each turn in the gradient: its ratio, 0 outside the band."""
-    process = truth.process
-    observed = process.observations[np.arange(process.horizon), episodes.states]
-    ratios = (truth.policy / behavior)[observed, episodes.actions]
-    low, high = RATIO_BAND
-    return np.where((ratios > low) & (ratios < high) & episodes.mask, ratios, 0.0)

@@ -13,6 +13,8 @@ s_h = Var(R) / H, and with eta = sum_h E A_h^2 / Var(R), z the verifier's share 
     broadcast R - b        sqrt(eta / H), times sqrt((G - 1) / G) for `rloo` in groups of G
     lambda = 1             sqrt(eta / H) sqrt(2 / (1 + z))
     window W = 1/(1-lam)   sqrt(eta (1 - lambda^2))  ~  sqrt(2 eta / W): no H in it
+    window a H             sqrt(eta / H) / sqrt((1 - z) g + z (a/2) e) with e = 1 - exp(-2/a) and
+                           g = (a/2)(1 - (a/2) e): sqrt(3 / H) at a = 1.5, eta = 1, z = 0
 
 A critic with an error of its own, AR(1) over turns with variance e and correlation rho, adds
 2 e (1 - rho) / ((1 + lambda)(1 - lambda rho)) to the mean square s / (1 - lambda^2).
@@ -26,28 +28,30 @@ from jaxtyping import Float64
 
 from rl.credit_bench.estimators import GROUP_SIZE, Estimator
 from rl.credit_bench.exact import Truth
+from rl.temporal import Lambda, LengthAdaptive
 
 
 def correlation_law(truth: Truth, estimator: Estimator) -> float | None:
     """Give the correlation that an estimator must have, if it had the exact critic.
 
     Returns:
-        None if there is no closed form: not a sum of gae, or `rloo`; episodes of many lengths; a
-        critic that does not see all there is; another policy that samples.
+        None if there is no closed form: not a sum of gae, or `rloo`; values from branches; episodes
+        of many lengths; a critic that does not see all there is; another policy that samples.
     """
     process = truth.process
     unseen = np.where(truth.visits[:-1] > 0, truth.view_values - truth.values[:-1], 0.0)
     adapts = estimator.rule.gate is not None or estimator.weighs_lags
-    if process.is_over.any() or process.mismatch or np.abs(unseen).max() > 1e-9 or adapts:
+    samples_values = estimator.critic == "branches"
+    sees_all = not process.mismatch and np.abs(unseen).max() <= 1e-9
+    if process.is_over.any() or not sees_all or adapts or samples_values:
         return None
     terms = estimator.rule.terms
     if [term.baseline for term in terms] == ["rloo"]:
         return broadcast_correlation(truth, GROUP_SIZE)
     if not all(term.temporal == "gae" and term.needs_critic for term in terms):
         return None
-    lambdas = [term.lam for term in terms if isinstance(term.lam, float)]
-    weights = [term.weight for term in terms]
-    return mix_correlation(truth, lambdas, weights) if len(lambdas) == len(terms) else None
+    lambdas = [_lambda_in(process.horizon, term.lam) for term in terms]
+    return mix_correlation(truth, lambdas, [term.weight for term in terms])
 
 
 def broadcast_correlation(truth: Truth, group_size: int) -> float:
@@ -104,6 +108,13 @@ def slope_in_log_horizon(by_horizon: dict[int, float]) -> float | None:
         return None
     logs = np.log(np.array(points, dtype=np.float64))
     return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+
+
+def _lambda_in(horizon: int, lam: Lambda) -> float:
+    """Give the number that lambda is in an episode of H turns."""
+    if isinstance(lam, LengthAdaptive):
+        return max(0.0, 1.0 - 1.0 / (lam.alpha * horizon))
+    return lam
 
 
 def _overlap(surprises: Float64[np.ndarray, " H"], one: float, other: float) -> float:

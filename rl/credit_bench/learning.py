@@ -4,8 +4,9 @@ A softmax policy starts uniform and takes steps of fixed length along the estima
 runs (seeds and step lengths) go on at once and share nothing but the arrays they are laid out in.
 The critic is fit on the batches before the present one, older ones counting less; those batches
 are the ones the policy learned from, so its data costs no environment steps of its own, except that
-a rule which has nothing but a critic does not update on the first batch. Success is computed, not
-sampled.
+a rule which has nothing but a critic does not update on the first batch. Where a process has a
+mismatch, noise on the logits makes another policy sample, anew at every step, and each turn's
+gradient is multiplied with its ratio. Success is computed, not sampled.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rl.credit_bench.layered_process import (
     sample_episodes,
     softmax,
 )
-from rl.credit_bench.measures import gradient_of
+from rl.credit_bench.measures import gradient_of, ratios
 
 EPISODES_PER_STEP = 64
 STEP_LENGTHS = (0.175, 0.35, 0.7)
@@ -105,17 +106,27 @@ class _Runs:
     def step(self) -> Float64[np.ndarray, " P"]:
         """Sample, credit and update once; return each run's odds of success now."""
         policies = softmax(self._logits)
-        episodes = sample_episodes(self.process, policies, EPISODES_PER_STEP, self._generator)
+        behaviors = self._behaviors(policies)
+        episodes = sample_episodes(self.process, behaviors, EPISODES_PER_STEP, self._generator)
         tables = self._fit_critics()
         if tables is not None or self._can_start:
             for place, policy in enumerate(policies):
                 table = None if tables is None else tables[place]
-                gradient = self._gradient(place, policy, _part(episodes, place), table)
+                part = _part(episodes, place)
+                weights = ratios(self.process, policy / behaviors[place], part)
+                gradient = self._gradient(place, policy, part, weights, table)
                 size = float(np.linalg.norm(gradient))
                 if size > 0:
                     self._logits[place] += self._step_lengths[place] * gradient / size
         self._remember(episodes)
         return success_rates(self.process, softmax(self._logits))
+
+    def _behaviors(self, policies: Float64[np.ndarray, "P O A"]) -> Float64[np.ndarray, "P O A"]:
+        """Return what samples: the policies, or others as far from them as the process says."""
+        if self.process.mismatch == 0:
+            return policies
+        noise = self._generator.normal(size=policies.shape)
+        return softmax(self._logits + self.process.mismatch * noise)
 
     def drop(self, finished: np.ndarray) -> None:
         """End runs, given by number."""
@@ -150,6 +161,7 @@ class _Runs:
         place: int,
         policy: Float64[np.ndarray, "O A"],
         episodes: Episodes,
+        weights: Float64[np.ndarray, "I H"],
         table: Float64[np.ndarray, "H V 1"] | None,
     ) -> Float64[np.ndarray, "O A"]:
         process = self.process
@@ -162,7 +174,7 @@ class _Runs:
         advantages, self._memories[place] = estimate(
             self.estimator, grid, gradient, self._memories[place]
         )
-        return gradient(advantages, np.ones(len(advantages), bool)).reshape(policy.shape)
+        return gradient(advantages * weights, np.ones(len(advantages), bool)).reshape(policy.shape)
 
 
 def _part(episodes: Episodes, place: int) -> Episodes:

@@ -26,6 +26,9 @@ from rl.lag_weights import Gradient
 PIVOTAL = 4.0
 """A turn is pivotal if its choice matters so many times the mean (E_a A^2 over its mean)."""
 
+RATIO_BAND = (0.2, 4.0)
+"""Turns whose ratio is outside get no gradient (`dis`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
@@ -81,12 +84,7 @@ def correlation(batch: Scored, true: Float64[np.ndarray, "I H"]) -> float:
 
 def correlation_within(batch: Scored, true: Float64[np.ndarray, "I H"]) -> float:
     """Correlate over all turns of a batch after taking out the mean of each episode."""
-    mask, lengths = batch.episodes.mask, batch.episodes.lengths[:, None]
-    centred = [
-        (values - values.sum(axis=1, keepdims=True) / lengths)[mask]
-        for values in (batch.advantages, true)
-    ]
-    return _pearson(*centred)
+    return _pearson(*(_within(batch.episodes, values) for values in (batch.advantages, true)))
 
 
 def split_error(
@@ -159,6 +157,16 @@ def gradient_of(
     return gradient
 
 
+def ratios(
+    process: LayeredProcess, ratio: Float64[np.ndarray, "O A"], episodes: Episodes
+) -> Float64[np.ndarray, "I H"]:
+    """Look up each turn's ratio of the policy to what sampled it; 0 outside `RATIO_BAND`."""
+    observed = process.observations[np.arange(process.horizon), episodes.states]
+    found = ratio[observed, episodes.actions]
+    low, high = RATIO_BAND
+    return np.where((found > low) & (found < high) & episodes.mask, found, 0.0)
+
+
 def cosine(truth: Truth, batch: Scored) -> float:
     """Compare the direction of the estimated gradient with that of the true one."""
     everyone = np.ones(len(batch.episodes.outcomes), bool)
@@ -166,6 +174,13 @@ def cosine(truth: Truth, batch: Scored) -> float:
     estimated, true = gradient(batch.advantages * batch.weights, everyone), truth.gradient.ravel()
     size = float(np.linalg.norm(estimated) * np.linalg.norm(true))
     return float((estimated * true).sum()) / size if size > 0 else 0.0
+
+
+def _within(episodes: Episodes, values: Float64[np.ndarray, "I H"]) -> Float64[np.ndarray, " N"]:
+    """Take out each episode's mean; exactly 0 where only rounding is left, as of a broadcast."""
+    centred = values - values.sum(axis=1, keepdims=True) / episodes.lengths[:, None]
+    rounding = 1e-12 * np.abs(values).max()
+    return np.where(np.abs(centred) > rounding, centred, 0.0)[episodes.mask]
 
 
 def _pearson(first: Float64[np.ndarray, " N"], second: Float64[np.ndarray, " N"]) -> float:

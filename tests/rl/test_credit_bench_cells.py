@@ -1,18 +1,24 @@
 """Cells: learned, kept, resumed, reported and drawn."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from rl.cli import parse_command
 from rl.credit_bench import bench, cells
 from rl.credit_bench.cells import Cell, measure_cells
 from rl.credit_bench.environments import build_environment
 from rl.credit_bench.estimators import ESTIMATORS
 from rl.credit_bench.learning import learn
 from rl.credit_bench.plot import draw
-from rl.credit_bench.report import curves_of, to_json
+from rl.credit_bench.report import COLUMNS, curves_of, to_json
 
 COMPARE = Cell(
     environment="KeyDoor",
@@ -62,6 +68,16 @@ def test_where_the_critic_sees_late_a_short_window_fails_and_the_mixes_do_not(mo
     assert needed["lag_weighted"] < 1.5 * needed["rloo"]
 
 
+def test_a_policy_learns_more_slowly_from_what_another_one_does():
+    needed = [
+        learn(build_environment(name, 30), ESTIMATORS["tb_gae"], seeds=5, seed=0)
+        for name in ("KeyDoor", "Stale(0)", "Stale(2)")
+    ]
+    own, same, other = (result.trajectories_to_90 for result in needed)
+    assert own == same
+    assert other > 1.2 * own
+
+
 def test_a_policy_learns_with_no_critic_but_the_linear_one():
     with pytest.raises(ValueError, match="linear critic or none"):
         learn(build_environment("KeyDoor", 10), ESTIMATORS["tb_gae/exact"], seeds=1, seed=0)
@@ -79,6 +95,45 @@ def test_finished_cells_are_not_computed_again(tmp_path, monkeypatch):
     both = measure_cells([COMPARE, LEARN], tmp_path, workers=1)
     assert calls == [LEARN]
     assert both[COMPARE] == first[COMPARE]
+
+
+def test_an_interrupted_bench_says_so_in_one_line_and_goes_on_where_it_was(tmp_path):
+    program = """
+import signal, sys
+from dataclasses import replace
+from rl import cli
+from rl.credit_bench import bench, cells
+cell = cells.Cell(
+    environment="KeyDoor", horizon=10, estimators=("rloo",), is_learning=False, repetitions=1
+)
+bench.full_cells = lambda: [replace(cell, horizon=horizon) for horizon in range(10, 60)]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
+sys.exit(cli.main(["bench", "credit", "--full", "--json", "--out", sys.argv[1]]))
+"""
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as first:
+        said = []
+        for line in first.stderr:
+            said.append(line)
+            if line.startswith("4 of 50: "):
+                break
+        os.killpg(first.pid, signal.SIGINT)  # a terminal sends it to the whole group
+        rest = first.stderr.read().splitlines()
+    assert first.returncode == 130
+    assert said[0].startswith("50 cells, 0 of them finished before, in ")
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.json")}
+    assert 4 <= len(kept) < 50
+    assert rest[-1].startswith(f"limosa: interrupted; {len(kept)} of 50 cells are kept in ")
+    assert rest[-1].endswith("; the same command goes on from there")
+    assert all(re.match(r"\d+ of 50: ", line) for line in rest[:-1])
+
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert f"50 cells, {len(kept)} of them finished before, in " in second.stderr
+    assert len(second.stderr.splitlines()) == 1 + 50 - len(kept)
+    assert set(json.loads(second.stdout)["KeyDoor"]["rloo"]["corr"]) == set(map(str, range(10, 60)))
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
 
 
 def test_figures_of_other_code_are_not_taken(tmp_path, monkeypatch):
@@ -112,6 +167,16 @@ def test_cells_that_differ_have_files_of_their_own():
     }
 
 
+def test_the_help_names_every_key_and_counts_the_cells(capsys):
+    with pytest.raises(SystemExit):
+        parse_command(["bench", "--help"])
+    told = capsys.readouterr().out
+    keys = (*COLUMNS, "corr_law", "slope_log_h", "slope_law")
+    assert [key for key in keys if key not in told] == []
+    for wanted in (cells.default_cells(), cells.full_cells()):
+        assert f"{len(wanted)} cells" in told
+
+
 def test_the_json_has_figures_by_horizon_and_slopes(results):
     values = json.loads(json.dumps(to_json(curves_of(results)), allow_nan=False))
     assert set(values) == {"KeyDoor"}
@@ -128,7 +193,9 @@ def test_the_plot_has_a_line_for_each_estimator_and_measure(results):
     picture = ET.fromstring(draw(curves_of(results)))
     lines = picture.findall("{http://www.w3.org/2000/svg}polyline")
     drawn = [line for line in lines if line.get("points")]
-    assert len(drawn) == 2 * 7 + 1  # of the trajectories there is one
+    assert (
+        len(drawn) == 2 * 7 - 1 + 1
+    )  # rloo has none within episodes; of trajectories there is one
     numbers = [float(x) for line in drawn for x in line.get("points").replace(",", " ").split()]
     assert max(numbers) < float(picture.get("width"))
     assert min(numbers) > 0

@@ -17,11 +17,12 @@ def truth_of(name, horizon):
     return evaluate(process, uniform_policy(process))
 
 
-@pytest.fixture(scope="module")
-def key_door():
-    """KeyDoor of 300 turns, 4096 episodes and the values of the exact critic."""
-    truth = truth_of("KeyDoor", 300)
-    episodes = sample_episodes(truth.process, truth.policy[None], 4096, np.random.default_rng(0))
+@pytest.fixture(scope="module", params=[("KeyDoor", 300, 5000), ("Ladder", 150, 10_000)])
+def sampled(request):
+    """Turns under the exact critic, so many that chance is 2 % of a broadcast's correlation."""
+    name, horizon, count = request.param
+    truth = truth_of(name, horizon)
+    episodes = sample_episodes(truth.process, truth.policy[None], count, np.random.default_rng(0))
     values = critics.values_of(critics.exact(truth), truth.process, episodes)
     return truth, episodes, turn_grid(truth.process, episodes, values)
 
@@ -30,31 +31,60 @@ def correlation(truth, episodes, advantages):
     return np.corrcoef(advantages.ravel(), truth.advantages_of(episodes).ravel())[0, 1]
 
 
+def evenly_settled(truth):
+    """The form without sums: eta, z and H, if every turn settles as much of the outcome."""
+    return truth.choice_share, truth.verifier_share, truth.process.horizon
+
+
 @pytest.mark.parametrize("lam", [0.0, 0.8, 0.95, 0.98])
-def test_gae_with_the_exact_critic_correlates_as_the_law_says(key_door, lam):
-    truth, episodes, grid = key_door
+def test_gae_with_the_exact_critic_correlates_as_the_law_says(sampled, lam):
+    truth, episodes, grid = sampled
+    share, _, _ = evenly_settled(truth)
     measured = correlation(truth, episodes, gae(grid, grid.values, lam))
     assert measured == pytest.approx(laws.gae_correlation(truth, lam), rel=0.05)
-    assert measured == pytest.approx(np.sqrt(1 - lam**2), rel=0.05)
+    assert measured == pytest.approx(np.sqrt(share * (1 - lam**2)), rel=0.05)
 
 
-def test_a_critic_as_a_baseline_alone_is_worth_the_root_of_two(key_door):
-    truth, episodes, grid = key_door
+def test_a_critic_as_a_baseline_alone_is_worth_at_most_the_root_of_two(sampled):
+    truth, episodes, grid = sampled
+    share, verifier, horizon = evenly_settled(truth)
     measured = correlation(truth, episodes, gae(grid, grid.values, 1.0))
     assert measured == pytest.approx(laws.gae_correlation(truth, 1.0), rel=0.05)
-    assert measured == pytest.approx(np.sqrt(2 / 300), rel=0.05)
+    assert measured == pytest.approx(np.sqrt(share / horizon * 2 / (1 + verifier)), rel=0.05)
 
 
-def test_a_broadcast_outcome_correlates_as_one_over_the_root_of_the_horizon(key_door):
-    truth, episodes, grid = key_door
+@pytest.mark.parametrize("name", ["sao", "vapo"])
+def test_a_window_that_grows_with_the_episode_gains_a_constant(sampled, name):
+    truth, episodes, grid = sampled
+    share, verifier, horizon = evenly_settled(truth)
+    lam = ESTIMATORS[name].rule.terms[0].lam
+    measured = correlation(truth, episodes, gae(grid, grid.values, lam))
+    assert measured == pytest.approx(laws.correlation_law(truth, ESTIMATORS[name]), rel=0.05)
+    half = lam.alpha / 2
+    settled = 1 - np.exp(-1 / half)
+    spread = (1 - verifier) * half * (1 - half * settled) + verifier * half * settled
+    assert measured == pytest.approx(np.sqrt(share / horizon / spread), rel=0.05)
+
+
+def test_a_broadcast_outcome_correlates_as_one_over_the_root_of_the_horizon(sampled):
+    truth, episodes, grid = sampled
+    share, _, horizon = evenly_settled(truth)
     measured = correlation(truth, episodes, outcome(grid, rloo(grid)))
     assert measured == pytest.approx(laws.broadcast_correlation(truth, GROUP_SIZE), rel=0.05)
-    assert measured == pytest.approx(np.sqrt((1 - 1 / GROUP_SIZE) / 300), rel=0.05)
+    assert measured == pytest.approx(np.sqrt(share * (1 - 1 / GROUP_SIZE) / horizon), rel=0.05)
+
+
+def test_a_mix_correlates_as_the_law_says(sampled):
+    truth, episodes, grid = sampled
+    parts = [gae(grid, grid.values, lam) for lam in (0.98, 1.0)]
+    mixed = sum(part / np.sqrt(np.mean(part**2)) for part in parts)
+    law = laws.correlation_law(truth, ESTIMATORS["equal_mix"])
+    assert correlation(truth, episodes, mixed) == pytest.approx(law, rel=0.05)
 
 
 @pytest.mark.parametrize(("lam", "rho"), [(0.0, 0.0), (0.95, 0.0), (0.95, 0.9)])
-def test_an_erring_critic_costs_what_the_law_says(key_door, lam, rho):
-    truth, episodes, grid = key_door
+def test_an_erring_critic_costs_what_the_law_says(sampled, lam, rho):
+    truth, episodes, grid = sampled
     noise = critics.ar1_noise(grid.values.shape, 0.05, rho, np.random.default_rng(1))
     noise[:, 0] = 0.0  # gae reads no value before the first
     measured = correlation(truth, episodes, gae(grid, grid.values + noise, lam))
@@ -87,7 +117,7 @@ def test_where_the_law_does_not_hold_none_is_given(name):
 
 def test_rules_without_a_closed_form_have_none():
     truth = truth_of("KeyDoor", 100)
-    for name in ("tb_gae_mix", "gigpo", "sao", "lag_weighted"):
+    for name in ("tb_gae_mix", "gigpo", "gagpo", "vine", "lag_weighted"):
         assert laws.correlation_law(truth, ESTIMATORS[name]) is None, name
 
 
