@@ -5,7 +5,18 @@ import sys
 
 import pytest
 
-VERBS = ("train", "warm-start", "collect", "eval", "show", "check", "export", "bench", "doctor")
+VERBS = (
+    "train",
+    "warm-start",
+    "collect",
+    "eval",
+    "compare",
+    "show",
+    "check",
+    "export",
+    "bench",
+    "doctor",
+)
 
 
 def limosa(*arguments: str) -> subprocess.CompletedProcess[str]:
