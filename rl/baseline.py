@@ -64,9 +64,9 @@ def state_group(grid: TurnGrid, gamma: float = 1.0) -> Float64[np.ndarray, "I H"
     if grid.states is None:
         raise ValueError("the baseline state_group needs the states before the turns")
     mask = grid.mask
-    pairs = np.stack([np.broadcast_to(grid.groups[:, None], mask.shape), grid.states])[:, mask]
-    _, places = np.unique(pairs, axis=1, return_inverse=True)
-    places = places.reshape(-1)  # numpy 2.0 alone returns it with another shape
+    states = grid.states[mask] - grid.states[mask].min()
+    groups = np.broadcast_to(grid.groups[:, None], mask.shape)[mask]
+    _, places = np.unique(groups * (states.max() + 1) + states, return_inverse=True)
     expected = np.zeros_like(grid.rewards)
     to_go = returns_to_go(grid, gamma)[mask]
     expected[mask] = _sum(to_go, places) / _count(places)

@@ -31,6 +31,10 @@ class Sample:
 
     segment: Segment
     advantages: Float32[np.ndarray, " T"]
+    trajectory_id: str | None = None
+    """Segments of one trajectory share it; None: the segment is all of its trajectory."""
+    group_id: str | None = None
+    """Trajectories of one group share it; None: the trajectory is all of its group."""
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.segment.token_ids):
@@ -58,18 +62,41 @@ class MicroBatch:
     advantages: Float32[Tensor, " T"]
     expert_ids: Int64[Tensor, "T L A"] | None
     """Experts chosen by the engine, replayed by the learner; -1: the learner chooses."""
+    weights: Float32[Tensor, " T"]
+    """What a token's loss counts: the aggregation's, 0 off the mask."""
+    trajectories: Int64[Tensor, " T"]
+    """Number in the step of each token's trajectory."""
+    proximal_logprobs: Float32[Tensor, " T"] | None = None
+    """Under the weights at the start of the step, nats; None: those are the policy's own."""
+    sequence_log_ratios: Float32[Tensor, " T"] | None = None
+    """Mean of log (policy / behavior) over the loss tokens of the token's trajectory, of all its
+    segments; None: not computed."""
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids)
         per_token = (self.loss_mask, self.behavior_logprobs, self.advantages)
-        assert all(len(values) == num_tokens for values in per_token)
+        assert all(len(values) == num_tokens for values in (*per_token, self.weights))
+        assert len(self.trajectories) == num_tokens
         assert self.expert_ids is None or len(self.expert_ids) == num_tokens
         assert int(self.cu_seqlens[0]) == 0
         assert int(self.cu_seqlens[-1]) == num_tokens
 
     @classmethod
-    def from_samples(cls, samples: Sequence[Sample]) -> Self:
-        """Lay samples end to end, in the order given."""
+    def from_samples(
+        cls,
+        samples: Sequence[Sample],
+        weights: Sequence[float] | None = None,
+        trajectories: Sequence[int] | None = None,
+    ) -> Self:
+        """Lay samples end to end, in the order given.
+
+        Args:
+            samples: At least one.
+            weights: What the loss of a token of each sample counts; 1 if None.
+            trajectories: Number of each sample's trajectory; each its own if None.
+        """
+        numbers = range(len(samples)) if trajectories is None else trajectories
+        counts = [1.0] * len(samples) if weights is None else weights
         segments = [sample.segment for sample in samples]
         token_ids, cu_seqlens, expert_ids = lay_end_to_end(segments)
         return cls(
@@ -81,6 +108,17 @@ class MicroBatch:
             ),
             advantages=torch.from_numpy(np.concatenate([s.advantages for s in samples])),
             expert_ids=expert_ids,
+            weights=torch.from_numpy(
+                np.concatenate(
+                    [
+                        segment.loss_mask * np.float32(count)
+                        for segment, count in zip(segments, counts, strict=True)
+                    ]
+                )
+            ),
+            trajectories=torch.from_numpy(
+                np.repeat(np.array(numbers, dtype=np.int64), [len(s.token_ids) for s in segments])
+            ),
         )
 
 
@@ -90,7 +128,11 @@ class Batch:
 
     micro_batches: tuple[MicroBatch, ...]
     num_loss_tokens: int
-    """Tokens of the mask over ALL micro-batches: the one denominator of the loss."""
+    """Tokens of the mask over ALL micro-batches."""
+    denominator: float
+    """Divides the weighted sum of all tokens' losses: one number for the whole step."""
+    trajectory_ids: tuple[str | None, ...]
+    """By the numbers that `MicroBatch.trajectories` uses."""
 
 
 def lay_end_to_end(

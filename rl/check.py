@@ -27,6 +27,8 @@ from rl.config import RunConfig
 from rl.config_loader import ConfigError
 from rl.doctor import available_memory_gib
 from rl.dotted_path import load_attribute
+from rl.effort_budget import EffortBudget
+from rl.presets import require_trainable, resolve
 from rollout.cache_plan import check_cache, plan_cache
 from rollout.engine import EngineError
 from rollout.renderer import count_opening_tokens
@@ -90,8 +92,7 @@ def check_ready(config: RunConfig) -> list[Finding]:
         _try("model.checkpoint", lambda: _check_checkpoint(config)),
         _try("rollout.kv_cache_mib", lambda: _check_memory(config)),
         _try("rollout.ray_address", lambda: _check_ray(config.rollout.ray_address)),
-        _try("credit.type", lambda: _check_rule("credit.type", config.credit.type, "rloo")),
-        _try("loss.type", lambda: _check_rule("loss.type", config.loss.type, "dis")),
+        _try("credit.type", lambda: _check_recipe(config)),
     ]
     if _is_good(findings[0]):
         findings.append(_try("rollout.max_concurrent_episodes", lambda: _check_cache(config)))
@@ -119,10 +120,18 @@ def _check_checkpoint(config: RunConfig) -> str:
     return f"{config.model.checkpoint}: complete"
 
 
-def _check_rule(key: str, name: str, built_in: str) -> str:
-    if name != built_in:
-        load_attribute(key, name, known=(built_in,))
-    return name
+def _check_recipe(config: RunConfig) -> str:
+    """Say what credit and loss come to; code of the user's own is imported."""
+    recipe = resolve(config.credit, config.loss)
+    require_trainable(recipe, config.credit, config.critic)
+    for key, name in (("credit.type", config.credit.type), ("loss.type", config.loss.type)):
+        if name is not None and ":" in name:
+            load_attribute(key, name)
+    for folder in config.distillation.teachers.values():
+        check_checkpoint(folder)
+    EffortBudget.load(config.credit)
+    own = ", its terms by that rule" if ":" in config.credit.type else ""
+    return f"{config.credit.type}: {recipe.describe()}{own}"
 
 
 def _check_memory(config: RunConfig) -> str:

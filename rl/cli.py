@@ -106,7 +106,7 @@ writes the new folder: config.json, model.safetensors, tokenizer.json, and for k
 tokenizer_config.json and generation_config.json""",
     ),
     "bench": (
-        "measure the agent loop, or the kernels on the CPU",
+        "measure the agent loop, the kernels on the CPU, or credit against the truth",
         """rollout: sampled tokens per second of the whole agent loop with instant tools, and of the
 same engine with the same sessions and lengths but nothing around it, for a configuration (default:
 configs/quickstart.toml). Two minutes.
@@ -117,10 +117,14 @@ kimi_linear of the same sizes; the memory of the log-probs next to that of the l
 decoding equals training bit for bit; every operation over plain PyTorch and torch.compile of it;
 the Triton kernels compiled for three GPUs. Ten minutes.
 
+credit: estimators of advantages against exact ones, in small processes of 10 to 1000 turns, and how
+many trajectories a policy needs with each. A run that was interrupted goes on where it was.
+
   limosa bench rollout --json
   limosa bench kernels
+  limosa bench credit --json
 
-writes nothing""",
+writes nothing, but credit its finished figures and a plot of them (--out)""",
     ),
     "doctor": (
         "examine this machine",
@@ -169,10 +173,9 @@ def build_parser() -> argparse.ArgumentParser:
             "--json", action="store_true", help="print one JSON object last on standard output"
         )
         by_name[name] = verb
-    by_name["bench"].add_argument("subject", choices=["rollout", "kernels"], help="what to measure")
+    _add_bench(by_name["bench"])
     for name in ("train", "warm-start", "collect", "eval", "check", "compare"):
         _add_inputs(by_name[name], nargs="+")
-    _add_inputs(by_name["bench"], nargs="*")
     by_name["warm-start"].add_argument(
         "--demonstrations",
         type=Path,
@@ -209,6 +212,20 @@ def _add_inputs(verb: argparse.ArgumentParser, **options: object) -> None:
         metavar="FILE|key=value",
         help="TOML files, later ones win, then overrides such as run.steps=4",
         **options,  # pyright: ignore[reportArgumentType]  argparse's own overloads
+    )
+
+
+def _add_bench(verb: argparse.ArgumentParser) -> None:
+    subjects = ("rollout", "kernels", "credit")
+    verb.add_argument("subject", choices=subjects, help="what to measure")
+    _add_inputs(verb, nargs="*")
+    verb.add_argument("--full", action="store_true", help="credit: everything, hours")
+    verb.add_argument(
+        "--out",
+        type=Path,
+        default=Path("runs/credit-bench"),
+        metavar="FOLDER",
+        help="credit: figures are kept here and not computed again (default: runs/credit-bench)",
     )
 
 

@@ -4,8 +4,12 @@ Takes a configuration, returns groups; `limosa collect`. Training and evaluation
 through `start_collector` too.
 """
 
+import itertools
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from envs.environment import Split
 from envs.task_sets import load_tasks
@@ -15,6 +19,13 @@ from rl.progress import Progress
 from rollout.collector import Collector
 from rollout.group_runner import gather
 from rollout.trajectory import Group
+
+CollectGroup = Callable[[PlannedGroup], Coroutine[Any, Any, Group]]
+"""Collects one group of siblings."""
+NUM_SPARES = 1024
+"""Groups of one cycle of spares."""
+SPARE_ROUNDS = 1_000_000
+"""Rounds from one cycle of spares to the next, and from the run's own to the first."""
 
 
 def start_collector(
@@ -49,6 +60,26 @@ def plan_training(config: RunConfig, num_groups: int) -> list[PlannedGroup]:
     }
     weights = {name: environment.weight for name, environment in config.environments.items()}
     return plan_groups(tasks, weights, num_groups, config.run.seed)
+
+
+def collect_with(collector: Collector, group_size: int) -> CollectGroup:
+    """Return what collects a planned group with `group_size` siblings."""
+
+    async def collect_one(planned: PlannedGroup) -> Group:
+        return await collector.collect_group(planned.task, group_size, planned.round)
+
+    return collect_one
+
+
+def spare_groups(config: RunConfig) -> Iterator[PlannedGroup]:
+    """Plan groups of training tasks beyond those of the run's steps, without end.
+
+    Their rounds are far from the run's own, so no episode of them is one of a step.
+    """
+    plan = plan_training(config, NUM_SPARES)
+    for cycle in itertools.count(1):
+        for planned in plan:
+            yield replace(planned, round=planned.round + cycle * SPARE_ROUNDS)
 
 
 async def collect(

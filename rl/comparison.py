@@ -21,11 +21,9 @@ from jaxtyping import Float64
 from rl.config import RunConfig
 from rl.config_loader import load_config
 from rl.job import Sources, train
-from rl.metrics import EVALUATION, read_metrics
+from rl.metrics import EVALUATION, PRETRAINING, read_metrics
 from rl.run import Run, RunResult
 
-PRETRAINING = "pretraining"
-"""Kind of a metrics line of a step that trained the critic alone."""
 _PASS_RATE = "rewards/held_out_pass_at_1/"
 
 

@@ -1,7 +1,7 @@
 """The whole configuration of a run: every section, and the checks that cross them."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -38,27 +38,95 @@ class ModelSection(Section):
 
 
 class CreditSection(Section):
-    """From outcomes to advantages."""
+    """From outcomes to advantages. What is not set is the preset's."""
 
     type: str = "rloo"
-    """`rloo` (leave-one-out), or a dotted path `package.module:function` of the same type."""
-    group_size: int = Field(default=8, ge=2)
+    """A preset (rl/presets.py: rloo, grpo, tb_gae_mix, ...), which also says which loss; or a rule
+    of your own, a dotted path `package.module:function`."""
+    group_size: int = Field(default=8, ge=1)
     """Siblings of a task."""
     groups_per_step: int = Field(default=8, ge=1)
     """Groups in a batch: episodes per step = groups_per_step * group_size."""
+    baseline: str | None = None
+    """What is expected before a turn: none, rloo, group_mean, batch_mean, state_group, critic."""
+    temporal: str | None = None
+    """How what came later counts: outcome, reward_to_go, gae."""
+    lam: float | None = Field(default=None, ge=0, le=1)
+    """lambda per turn of every gae term with a window (those whose preset has it below 1)."""
+    lam_alpha: float | None = Field(default=None, gt=0)
+    """Instead: lambda = 1 - 1/(lam_alpha * turns of the trajectory)."""
+    gamma: float | None = Field(default=None, ge=0, le=1)
+    """Discount per turn."""
+    scale: str | None = None
+    """Size of the advantages: none, group_std, batch_std, ema_rms."""
+    turn_reward_weight: float = Field(default=0.0, ge=0)
+    """Weight of the rewards that graders give to single turns, beside the outcome's of 1."""
+    effort_folder: Path | None = None
+    """Run folder of `limosa collect` with the policy that training begins with: what each task took
+    there. None: effort has no budget."""
+    effort_tau: float = Field(default=2.0, gt=0)
+    """Times those tokens that the policy may write; beyond them the reward is -1."""
+    budget_is_visible: bool = True
+    """Whether the policy knows of its budgets of turns and tokens. If it does, an episode that they
+    cut off is worth its reward; if not, what the critic expected of its rest."""
 
 
 class LossSection(Section):
-    """From advantages to a gradient."""
+    """From advantages to a gradient. What is not set is the preset's of `credit.type`."""
 
-    type: str = "dis"
-    """`dis` (ratio band with stop-gradient ratio), or a dotted path of the same type."""
-    ratio_low: float = Field(default=0.2, gt=0, lt=1)
-    """Tokens whose total ratio is at or below this get no policy gradient."""
-    ratio_high: float = Field(default=4.0, gt=1)
-    """Tokens whose total ratio is at or above this get no policy gradient."""
-    log_ratio_penalty: float = Field(default=1e-3, ge=0)
+    type: str | None = None
+    """The trust region: ppo_clip, cispo, gspo, dis (or icepop), dppo_tv, decoupled; or a loss of
+    your own, a dotted path `package.module:function`."""
+    ratio_low: float | None = Field(default=None, ge=0, lt=1)
+    """Lower bound of the ratio; no policy gradient at or below it (cispo: the least weight)."""
+    ratio_high: float | None = Field(default=None, gt=1)
+    """Upper bound of the ratio; no policy gradient at or above it (cispo: the most weight)."""
+    tv_bound: float | None = Field(default=None, gt=0, le=1)
+    """dppo_tv: a token's probability may move so far."""
+    sampler_correction: Literal["none", "tis", "mis"] | None = None
+    """The ratio of the learner's weights at the start of the step to the engine's: part of the
+    region's ratio (none), or a factor beside it, cut off (tis) or masked (mis) at the cap."""
+    sampler_cap: float | None = Field(default=None, ge=1)
+    """Cap of that factor."""
+    log_ratio_penalty: float | None = Field(default=None, ge=0)
     """Weight of the squared log-ratio, per token."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of the divergence of the policy from what sampled the tokens."""
+    kl_weight: float | None = Field(default=None, ge=0)
+    """Weight of that divergence, per token."""
+    aggregation: str | None = None
+    """Tokens to one loss: token_mean, token_sum_const, seq_mean_token_mean, seq_mean_token_sum,
+    prompt_mean."""
+
+
+class CriticSection(Section):
+    """The critic, where the preset needs one."""
+
+    trunk: Literal["shared", "copy"] = "shared"
+    """What the value head reads: the policy's hidden states, which it leaves alone, or those of a
+    copy of the policy that trains with it."""
+    loss: Literal["bce", "mse"] = "bce"
+    """bce takes rewards in [0, 1] and keeps values there."""
+    learning_rate: float = Field(default=3e-3, gt=0)
+    """AdamW's, of head and trunk; a copied trunk wants about the policy's own."""
+    steps_per_update: int = Field(default=16, ge=1)
+    """Critic steps in every step of the run; with a copied trunk each costs a pass over it."""
+    pretrain_steps: int = Field(default=20, ge=0)
+    """Steps of the run, at most, in which the critic alone is trained; it ends sooner, once the
+    explained variance no longer rises."""
+    pretrain_patience: int = Field(default=3, ge=1)
+    """Steps without a new best explained variance after which pre-training ends."""
+
+
+class DistillationSection(Section):
+    """On-policy distillation: teachers reward single tokens, beside the outcome."""
+
+    teachers: dict[str, Path] = {}
+    """Checkpoint folder by the environment that tasks name; `*` for all that have none here."""
+    weight: float = Field(default=1.0, gt=0)
+    """Weight of a teacher's log-ratio in the advantage of a token."""
+    max_reward: float = Field(default=1.0, gt=0)
+    """Bound of that log-ratio, nats."""
 
 
 class LearnerSection(Section):
@@ -139,6 +207,8 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     credit: CreditSection = CreditSection()
     loss: LossSection = LossSection()
+    critic: CriticSection = CriticSection()
+    distillation: DistillationSection = DistillationSection()
     learner: LearnerSection = LearnerSection()
     publish: PublishSection = PublishSection()
     evaluate: EvaluateSection = EvaluateSection()

@@ -8,12 +8,12 @@ forward replays that choice, so that engine and learner differ by rounding only.
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from model import checkpoint
@@ -22,10 +22,20 @@ from model.expert_load import ExpertLoad
 from model.hybrid import HybridForCausalLM
 from model.logprobs import sequence_logprobs
 from rl.batch import Batch, MicroBatch, lay_end_to_end
-from rl.config import LearnerSection, LossSection
-from rl.loss import LossStatistics, load_loss
+from rl.config import LearnerSection
+from rl.loss import LossStatistics, load_loss, masked_log_ratio
 from rl.optimizer import Optimizer
+from rl.presets import LossSettings
+from rl.trust_region import sum_by_trajectory
 from rollout.trajectory import Segment
+
+
+class NonFiniteError(ArithmeticError):
+    """The policy's log-probs of a trajectory are not finite; no weight has moved."""
+
+    def __init__(self, trajectory_id: str | None) -> None:
+        super().__init__(f"trajectory {trajectory_id!r} has log-probs that are not finite")
+        self.trajectory_id = trajectory_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +60,7 @@ class Learner:
         self,
         model: HybridForCausalLM,
         learner: LearnerSection,
-        loss: LossSection,
+        loss: LossSettings,
         *,
         temperature: float,
         num_kept_versions: int,
@@ -68,8 +78,8 @@ class Learner:
         self.temperature = temperature
         self._model = model
         self._section = learner
-        self._loss_section = loss
-        self._loss = load_loss(loss.type)
+        self._loss_settings = loss
+        self._loss = load_loss(loss.trust_region)
         self._optimizer = Optimizer(model.parameters(), learner)
         self._num_kept = num_kept_versions
         self._kept = {0: self.weights()}
@@ -83,7 +93,7 @@ class Learner:
         cls,
         folder: Path,
         learner: LearnerSection,
-        loss: LossSection,
+        loss: LossSettings,
         *,
         temperature: float,
         num_kept_versions: int,
@@ -117,12 +127,13 @@ class Learner:
             The update; `version` has gone up by one.
 
         Raises:
+            NonFiniteError: a trajectory's log-probs are not finite; weights and version stay.
             ArithmeticError: the gradient is not finite; weights and version stay.
         """
         started = time.monotonic()
         statistics = LossStatistics()
-        for micro_batch in batch.micro_batches:
-            statistics += self._accumulate(micro_batch, batch.num_loss_tokens)
+        for micro_batch in self._prepare(batch):
+            statistics += self._accumulate(micro_batch, batch)
         learning_rate = self._optimizer.learning_rate
         grad_norm = self._optimizer.step()
         if self._balancer is not None:
@@ -157,30 +168,70 @@ class Learner:
         """
         if version not in self._kept:
             raise LookupError(f"version {version} is not kept: there are {sorted(self._kept)}")
-        if version != self._scorer_version:
-            self._scorer.load_state_dict(self._kept[version])
-            self._scorer_version = version
+        scorer = self._scorer_at(version)
         token_ids, cu_seqlens, expert_ids = lay_end_to_end(segments)
         with torch.no_grad():
-            logprobs, _ = sequence_logprobs(
-                self._scorer, token_ids, cu_seqlens, temperature, expert_ids
-            )
+            logprobs, _ = sequence_logprobs(scorer, token_ids, cu_seqlens, temperature, expert_ids)
         bounds = [int(bound) for bound in cu_seqlens[1:-1]]
         return np.split(logprobs.numpy(), bounds)
 
-    def _accumulate(self, batch: MicroBatch, num_loss_tokens: int) -> LossStatistics:
+    def snapshot(self) -> HybridForCausalLM:
+        """Return the current weights in a model that is there to be read, not trained."""
+        return self._scorer_at(self.version)
+
+    def _scorer_at(self, version: int) -> HybridForCausalLM:
+        if version != self._scorer_version:
+            self._scorer.load_state_dict(self._kept[version])
+            self._scorer_version = version
+        return self._scorer
+
+    def _prepare(self, batch: Batch) -> Sequence[MicroBatch]:
+        """Add what the loss needs of whole trajectories, whose segments may lie apart."""
+        if self._loss_settings.trust_region != "gspo":
+            return batch.micro_batches
+        with torch.no_grad():
+            model = self.snapshot()
+            scored = [self._score(model, micro_batch)[0] for micro_batch in batch.micro_batches]
+        return with_sequence_log_ratios(batch.micro_batches, scored)
+
+    def _accumulate(self, part: MicroBatch, batch: Batch) -> LossStatistics:
         """Add one micro-batch's share of the gradient."""
-        logprobs, entropy = sequence_logprobs(
-            self._model,
+        logprobs, entropy = self._score(self._model, part)
+        is_bad = ~torch.isfinite(logprobs.detach())
+        if bool(is_bad.any()):
+            number = int(part.trajectories[is_bad][0])
+            raise NonFiniteError(batch.trajectory_ids[number])
+        losses = self._loss(logprobs, part, self._loss_settings)
+        ((losses * part.weights).sum() / batch.denominator).backward()
+        return LossStatistics.measure(losses, logprobs, entropy, part, self._loss_settings)
+
+    def _score(self, model: HybridForCausalLM, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Score the tokens that train: log-probs and entropies, [T]."""
+        return sequence_logprobs(
+            model,
             batch.token_ids,
             batch.cu_seqlens,
             self.temperature,
             batch.expert_ids,
             scored=batch.loss_mask,
         )
-        losses = self._loss(logprobs, batch, self._loss_section)
-        (losses.sum() / num_loss_tokens).backward()
-        return LossStatistics.measure(losses, logprobs, entropy, batch, self._loss_section)
+
+
+def with_sequence_log_ratios(
+    micro_batches: Sequence[MicroBatch], logprobs: Sequence[Float[Tensor, " T"]]
+) -> list[MicroBatch]:
+    """Add the mean log-ratio of each token's trajectory, over all micro-batches that hold it."""
+    size = 1 + max(int(batch.trajectories.max()) for batch in micro_batches)
+    totals = torch.zeros(size, dtype=logprobs[0].dtype)
+    counts = torch.zeros(size, dtype=torch.int64)
+    for batch, scores in zip(micro_batches, logprobs, strict=True):
+        total, count = sum_by_trajectory(masked_log_ratio(scores, batch), batch)
+        totals[: len(total)] += total
+        counts[: len(count)] += count
+    means = totals / counts.clamp(min=1)
+    return [
+        replace(batch, sequence_log_ratios=means[batch.trajectories]) for batch in micro_batches
+    ]
 
 
 def measure_load(batch: Batch, num_experts: int) -> ExpertLoad | None:

@@ -1,20 +1,23 @@
 r"""The policy loss: from log-probabilities and advantages to a loss for every token.
 
-Pure functions. With, for token t that the policy wrote,
+Pure functions. With c_t the coefficient of the trust region (rl/trust_region.py), rho_t the ratio
+of the policy to what sampled the token, and the token's advantage A_t,
 
-    rho_t = exp(log pi_t - log mu_t)      pi: the policy being trained, mu: what sampled the token
-    in_t  = 1[low < rho_t < high]         both bounds strict, whatever the sign of A_t
+    loss_t = - c_t A_t log pi_t + penalty (log rho_t)^2 + weight kl_t
 
-`dis` (SAO's band on the token's ratio, with the squared log-ratio penalty of Kimi K2.5) is
+with the gradient  d loss_t / d log pi_t = - c_t A_t + 2 penalty log rho_t + ...  At rho = 1 this is
+the policy gradient -A_t. The squared log-ratio is that of Kimi K2.5 (arXiv 2602.02276): it pulls a
+token back also where the region gives it no gradient. kl_t estimates the divergence of the policy
+from what sampled the tokens; with x_t = -log rho_t (arXiv 2512.21852 compares them)
 
-    loss_t = - sg(rho_t) in_t A_t log pi_t  +  penalty * (log rho_t)^2           sg: no gradient
+    k1 = -x    k2 = x^2 / 2    k3 = exp(x) - 1 - x
 
-with the gradient  d loss_t / d log pi_t = - rho_t in_t A_t + 2 penalty log rho_t.  At rho = 1 this
-is the policy gradient -A_t. The total ratio is used, so one band answers for all of it: how far the
-update went, how old the sampling policy was, and where engine and learner differ in rounding.
+As a loss, k2 has the gradient of KL(pi || mu) on tokens that the policy itself would sample, k3
+that of the other direction, and k1 has none in expectation.
 
-Losses are sums over tokens. The learner divides once, by the number of loss tokens of the whole
-step (`Batch.num_loss_tokens`): a mean per micro-batch would weight tokens by their neighbours.
+Losses are weighted by the aggregation and added up over tokens. The learner divides once, by one
+denominator of the whole step (`Batch.denominator`): a mean per micro-batch would weight tokens by
+their neighbours.
 """
 
 from collections.abc import Callable
@@ -22,56 +25,62 @@ from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from rl.batch import MicroBatch
-from rl.config import LossSection
 from rl.dotted_path import load_attribute
+from rl.presets import LossSettings
+from rl.trust_region import TRUST_REGIONS, coefficients
 
-Loss = Callable[[Float[Tensor, " T"], MicroBatch, LossSection], Float[Tensor, " T"]]
-"""From the policy's log-probs, the micro-batch and the section to a loss per token, 0 off the
+Loss = Callable[[Float[Tensor, " T"], MicroBatch, LossSettings], Float[Tensor, " T"]]
+"""From the policy's log-probs, the micro-batch and the settings to a loss per token, 0 off the
 mask."""
 
 
 def load_loss(name: str) -> Loss:
-    """Find a loss by name or dotted path.
+    """Find a loss by its trust region or by dotted path.
 
     Raises:
         ValueError: no such loss.
     """
-    return dis if name == "dis" else load_attribute("loss.type", name, known=("dis",))
+    if name in TRUST_REGIONS:
+        return token_loss
+    return load_attribute("loss.type", name, known=tuple(TRUST_REGIONS))
 
 
-def dis(
-    logprobs: Float[Tensor, " T"], batch: MicroBatch, section: LossSection
+def token_loss(
+    logprobs: Float[Tensor, " T"], batch: MicroBatch, settings: LossSettings
 ) -> Float[Tensor, " T"]:
-    """Compute the ratio-band loss of each token (equation above).
+    """Compute the loss of each token (equation above).
 
     Args:
         logprobs: log pi, nats, temperature applied, with gradient.
         batch: Mask, behavior log-probs and advantages.
-        section: `ratio_low`, `ratio_high`, `log_ratio_penalty`.
+        settings: Trust region, penalty and divergence.
 
     Returns:
         Loss of each token, nats; exactly 0, with gradient 0, where the policy did not write.
     """
     log_ratio = masked_log_ratio(logprobs, batch)
-    weight = in_band(log_ratio, section) * log_ratio.detach().exp()
-    policy_loss = -weight * batch.advantages * logprobs
-    penalty = section.log_ratio_penalty * log_ratio.square()
-    return torch.where(batch.loss_mask, policy_loss + penalty, 0.0)
+    kept = coefficients(logprobs.detach(), batch, settings)
+    loss = -kept * batch.advantages * logprobs + settings.log_ratio_penalty * log_ratio.square()
+    if settings.kl_weight:
+        loss = loss + settings.kl_weight * KL_ESTIMATORS[settings.kl_estimator](-log_ratio)
+    return torch.where(batch.loss_mask, loss, 0.0)
+
+
+KL_ESTIMATORS: dict[str, Callable[[Float[Tensor, " T"]], Float[Tensor, " T"]]] = {
+    "k1": lambda x: -x,
+    "k2": lambda x: 0.5 * x.square(),
+    "k3": lambda x: x.exp() - 1.0 - x,
+}
+"""From x = log mu - log pi, nats, to an estimate of KL(pi || mu) on tokens of pi."""
 
 
 def masked_log_ratio(logprobs: Float[Tensor, " T"], batch: MicroBatch) -> Float[Tensor, " T"]:
     """Return log rho, nats, and 0 off the mask."""
     return torch.where(batch.loss_mask, logprobs - batch.behavior_logprobs, 0.0)
-
-
-def in_band(log_ratio: Float[Tensor, " T"], section: LossSection) -> Bool[Tensor, " T"]:
-    """Tell which tokens have low < rho < high, both strict."""
-    ratio = log_ratio.detach().exp()
-    return (ratio > section.ratio_low) & (ratio < section.ratio_high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +92,8 @@ class LossStatistics:
     """Nats."""
     entropy_sum: float = 0.0
     """Nats."""
-    num_out_of_band: int = 0
+    num_stopped: int = 0
+    """Tokens to which the trust region leaves no policy gradient."""
     log_ratio_abs_sum: float = 0.0
     """Nats."""
     ratio_sum: float = 0.0
@@ -96,7 +106,7 @@ class LossStatistics:
         logprobs: Float[Tensor, " T"],
         entropy: Float[Tensor, " T"],
         batch: MicroBatch,
-        section: LossSection,
+        settings: LossSettings,
     ) -> Self:
         """Take the sums of one micro-batch; tensors are detached."""
         mask = batch.loss_mask
@@ -106,7 +116,7 @@ class LossStatistics:
             num_tokens=int(mask.sum()),
             loss_sum=float(losses.detach().double().sum()),
             entropy_sum=float(entropy.detach()[mask].double().sum()),
-            num_out_of_band=int((mask & ~in_band(log_ratio, section)).sum()),
+            num_stopped=num_stopped(logprobs.detach(), batch, settings),
             log_ratio_abs_sum=float(log_ratio.abs().double().sum()),
             ratio_sum=float(ratio.sum()),
             ratio_square_sum=float(ratio.square().sum()),
@@ -118,7 +128,7 @@ class LossStatistics:
 
     @property
     def loss(self) -> float:
-        """Mean loss per loss token, nats."""
+        """Mean loss per loss token, nats, whatever the aggregation weighs."""
         return self.loss_sum / self.num_tokens
 
     @property
@@ -128,8 +138,8 @@ class LossStatistics:
 
     @property
     def ratio_masked_fraction(self) -> float:
-        """Share of the loss tokens outside the band."""
-        return self.num_out_of_band / self.num_tokens
+        """Share of the loss tokens to which the trust region leaves no policy gradient."""
+        return self.num_stopped / self.num_tokens
 
     @property
     def log_ratio_abs_mean(self) -> float:
@@ -140,3 +150,10 @@ class LossStatistics:
     def effective_sample_size(self) -> float:
         """(sum rho)^2 / (N sum rho^2): 1 on-policy, 1/N where one token carries all the weight."""
         return self.ratio_sum**2 / (self.num_tokens * self.ratio_square_sum)
+
+
+def num_stopped(logprobs: Float[Tensor, " T"], batch: MicroBatch, settings: LossSettings) -> int:
+    """Count the loss tokens without policy gradient; a loss of one's own has no such bound."""
+    if settings.trust_region not in TRUST_REGIONS:
+        return 0
+    return int((batch.loss_mask & (coefficients(logprobs, batch, settings) == 0)).sum())

@@ -21,6 +21,8 @@ STEP = "step"
 """Kind of a line that describes one optimizer update."""
 EVALUATION = "evaluation"
 """Kind of a line that describes one held-out evaluation."""
+PRETRAINING = "pretraining"
+"""Kind of a line that describes one step in which the critic alone was trained."""
 
 MetricValue = float | int | None
 """None: not measured in this step, which is not zero."""
@@ -43,6 +45,7 @@ def _metric(name: str, unit: str, meaning: str, over: str) -> Metric:
 
 
 _SCORED = "scored trajectories of the batch (Invalid ones left out)"
+_TURNS = "turns of the scored trajectories of the batch"
 _SAMPLED = "POLICY tokens of the batch"
 _LEARNED = "POLICY tokens of the packed batch, all micro-batches"
 _ROUTED = "tokens of the packed batch whose experts the engine recorded, prompts included"
@@ -80,6 +83,19 @@ METRICS: tuple[Metric, ...] = (
     _metric("rl/log_ratio_abs_mean", "nats", "|policy minus behavior log-prob|", _LEARNED),
     _metric("rl/effective_sample_size", "share", "(sum r)^2 / (n sum r^2) of the token ratios r",
             _LEARNED),
+    _metric("rl/advantage_mean", "score", "mean advantage; far from 0: the critic is wrong in one "
+            "direction", _TURNS),
+    _metric("rl/advantage_rms", "score", "root mean square of the advantages", _TURNS),
+    _metric("rl/critic_weight", "share", "weight of the terms that use the critic, of all terms; "
+            "0: credit has fallen back to a rule without it", "the step's terms"),
+    _metric("rl/critic_explained_variance", "share", "1 - squared error of the critic / "
+            "variance of what came after, before it trains on them", _TURNS),
+    _metric("rl/critic_calibration", "score", "|mean value - mean outcome| among turns of like "
+            "value, before the critic trains on them", _TURNS),
+    _metric("rl/critic_recognition", "share", "part of an episode after which half of the critic's "
+            "first surprise is gone for good", "trajectories with a surprise of 0.1 or more"),
+    _metric("rl/critic_loss", "nats", "loss of the last critic step (squares under mse)",
+            "turns of the last steps"),
     _metric("rl/learning_rate", "1", "step size of the update", "the update"),
     _metric("rl/samples", "trajectories", "trajectories that trained: a valid reward and a "
             "non-empty group", "the batch"),
@@ -98,6 +114,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("publish/bytes", "bytes", "size of the weights sent", "the publish"),
     _metric("time/step_seconds", "s", "wall time of the whole step", "the step"),
     _metric("time/collect_wait_seconds", "s", "the learner waits for groups", "the step"),
+    _metric("time/critic_seconds", "s", "the critic judges and learns", "the step"),
     _metric("time/learn_seconds", "s", "forward, backward and update", "the step"),
     _metric("time/agreement_seconds", "s", "scoring for the log-prob gaps", "the step"),
     _metric("time/publish_seconds", "s", "the learner waits for the publish", "the step"),

@@ -5,6 +5,7 @@ and trajectories to the run folder and the progress display. Nothing here change
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,18 +14,23 @@ from pathlib import Path
 
 from rl.agreement import Agreement, check_probe, check_trajectories
 from rl.config import RunConfig
+from rl.credit import Credit, Critique
+from rl.critic_measures import CriticStatistics
 from rl.evaluate import Evaluation, evaluate_policy, held_out_tasks
 from rl.learner import Learner, Update
+from rl.presets import describe_term, resolve
 from rl.progress import Progress
 from rl.publish import Publication
 from rl.run import Run, RunResult
-from rl.step_record import StepRecord, Stopwatch, evaluation_metrics
+from rl.step_record import StepRecord, Stopwatch, critic_metrics, evaluation_metrics
 from rollout.collector import Collector
 from rollout.group_statistics import summarize
 from rollout.trajectory import Group, Segment, Trajectory
 
 NUM_CHECKED_TRAJECTORIES = 16
 """Trajectories of a step whose log-probs are compared: under a second of the learner's time."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -76,6 +82,8 @@ class Monitor:
         self._totals = RunTotals()
         self._evaluations: dict[int, Evaluation] = {}
         self._probe: list[Segment] = []
+        self._critic: CriticStatistics | None = None
+        self._is_fallen_back: bool | None = None
         self._started = time.monotonic()
         self.watch = Stopwatch()
         """Times the parts of the current step; an evaluation between two steps is in neither."""
@@ -101,11 +109,37 @@ class Monitor:
             self._progress.stage("training")
         self.watch = Stopwatch()
 
+    def record_pretraining(
+        self, step: int, groups: Sequence[Group], statistics: CriticStatistics
+    ) -> None:
+        """Record a step in which the critic alone was trained."""
+        scores = [m.reward for group in groups for m in group.trajectories if m.reward is not None]
+        mean = sum(scores) / len(scores)
+        self._run.record_pretraining(step, {"rewards/mean": mean, **critic_metrics(statistics)})
+        explained = statistics.explained_variance
+        shown = "nothing to explain" if explained is None else f"explained variance {explained:.2f}"
+        self._progress.stage(f"pre-training the critic, step {step}: {shown}")
+        self.watch = Stopwatch()
+
+    def note_critic(self, critique: Critique, statistics: CriticStatistics | None) -> None:
+        """Take note of what a step said of the critic, and say when credit does without it."""
+        self._critic = statistics
+        rule = resolve(self._config.credit, self._config.loss).rule
+        explained = critique.explained_variance
+        is_fallen_back = not any(t.needs_critic and t.weight for t in rule.terms_at(explained))
+        if is_fallen_back != self._is_fallen_back:
+            self._is_fallen_back = is_fallen_back
+            share = "nothing yet" if explained is None else f"{explained:.2f} of the variance"
+            terms = " + ".join(describe_term(t) for t in rule.terms_at(explained) if t.weight)
+            text = f"the critic explains {share} of held-out outcomes: credit is {terms}"
+            _log.info(text)
+            self._progress.stage(text)
+
     async def record_step(
         self,
         environments: Sequence[str],
         groups: Sequence[Group],
-        num_samples: int,
+        credit: Credit,
         update: Update,
         publication: Publication,
         collector: Collector,
@@ -115,7 +149,7 @@ class Monitor:
         Args:
             environments: Key of each group's environment.
             groups: What the step learned from.
-            num_samples: Samples that it made of them.
+            credit: The samples that it made of them, and the terms that did.
             update: The learner's.
             publication: The publish of the update.
             collector: Scores the probe.
@@ -130,7 +164,8 @@ class Monitor:
             step=update.version,
             environments=environments,
             groups=groups,
-            num_samples=num_samples,
+            credit=credit,
+            critic=self._critic,
             update=update,
             publication=publication,
             trajectory_agreement=gap,

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Self
 
 from rl.config import RunConfig
-from rl.metrics import EVALUATION, STEP, MetricsLog, MetricValue
+from rl.metrics import EVALUATION, PRETRAINING, STEP, MetricsLog, MetricValue
 from rollout.tokenizer import FILE_NAME as TOKENIZER_FILE
 from rollout.trajectory import Group, Trajectory
 
@@ -210,6 +210,16 @@ class Run:
         ]
         self._append_trajectories(f"{EVALUATION}-{step:04d}", groups)
         self._metrics.write(EVALUATION, step, metrics)
+        self.has_records = True
+
+    def record_pretraining(self, step: int, metrics: Mapping[str, MetricValue]) -> None:
+        """Record step number `step` (from 1) in which the critic alone was trained."""
+        self._metrics.write(PRETRAINING, step, metrics)
+        self.has_records = True
+
+    def record_failure(self, groups: Sequence[Group]) -> None:
+        """Record groups that a step could not learn from, for a replay."""
+        self._append_trajectories("failure-0000", groups)
         self.has_records = True
 
     def record_collection(self, groups: Sequence[Group]) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl.agreement import Agreement
+from rl.credit import Credit
+from rl.critic_measures import CriticStatistics
 from rl.episode_scores import Scores
 from rl.evaluate import Evaluation
 from rl.learner import Update
@@ -61,7 +63,9 @@ class StepRecord:
     environments: Sequence[str]
     """Key of each group's environment."""
     groups: Sequence[Group]
-    num_samples: int
+    credit: Credit
+    critic: CriticStatistics | None
+    """None without a critic."""
     update: Update
     publication: Publication
     trajectory_agreement: Agreement
@@ -78,6 +82,7 @@ class StepRecord:
             **self._reward_metrics(),
             **self._rollout_metrics(),
             **self._load_metrics(),
+            **self._credit_metrics(),
             "rl/loss": statistics.loss,
             "rl/grad_norm": self.update.grad_norm,
             "rl/entropy": statistics.entropy,
@@ -85,7 +90,7 @@ class StepRecord:
             "rl/log_ratio_abs_mean": statistics.log_ratio_abs_mean,
             "rl/effective_sample_size": statistics.effective_sample_size,
             "rl/learning_rate": self.update.learning_rate,
-            "rl/samples": self.num_samples,
+            "rl/samples": len(self.credit.samples),
             "rl/logprob_gap_mean": self.trajectory_agreement.gap_mean,
             "rl/logprob_gap_max": self.trajectory_agreement.gap_max,
             "rl/probe_gap_mean": self.probe_agreement.gap_mean,
@@ -134,6 +139,17 @@ class StepRecord:
             **{f"model/dead_experts/{layer}": value for layer, value in dead},
         }
 
+    def _credit_metrics(self) -> dict[str, MetricValue]:
+        metrics = {} if self.critic is None else critic_metrics(self.critic)
+        terms, statistics = self.credit.terms, self.credit.statistics
+        if self.critic is not None:
+            of_critic = sum(abs(term.weight) for term in terms if term.needs_critic)
+            metrics["rl/critic_weight"] = of_critic / sum(abs(term.weight) for term in terms)
+        if statistics is not None:
+            metrics["rl/advantage_mean"] = statistics.mean
+            metrics["rl/advantage_rms"] = statistics.rms
+        return metrics
+
     def _lags(self) -> np.ndarray:
         """Count the updates between sampling a token and training on it; one entry per token."""
         trained_version = self.update.version - 1
@@ -153,6 +169,16 @@ def evaluation_metrics(evaluation: Evaluation, seconds: float) -> dict[str, Metr
         **_by_word("rewards/held_out_pass_at_1", evaluation.pass_at_1),
         **_by_word("rewards/held_out_invalid", evaluation.invalid),
         "time/evaluate_seconds": seconds,
+    }
+
+
+def critic_metrics(statistics: CriticStatistics) -> dict[str, MetricValue]:
+    """Return the metrics of a critic on trajectories that it had not trained on, by name."""
+    return {
+        "rl/critic_explained_variance": statistics.explained_variance,
+        "rl/critic_calibration": statistics.calibration,
+        "rl/critic_recognition": statistics.recognition,
+        "rl/critic_loss": statistics.loss,
     }
 
 

@@ -1,7 +1,7 @@
 """The loop: collect, credit, update, publish. It reads in one screen, at the end of `train`.
 
-    GroupBuffer --groups--> assign_credit --samples--> pack --batch--> Learner.step
-        ^                                                                   |
+    GroupBuffer --groups--> CreditAssigner --samples--> pack --batch--> Learner.step
+        ^             (Critic.study)                                        |
         | release(version): groups of a later step start                    | next version
         |                                                                   v
     Collector <---------------------- publish: weights, checksums ----------+
@@ -17,14 +17,21 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rl.batch import Sample
-from rl.collect import plan_training, start_collector
+from rl.aggregation import AGGREGATIONS
+from rl.batch import Batch, Sample
+from rl.collect import collect_with, plan_training, spare_groups, start_collector
 from rl.config import RunConfig
-from rl.credit import assign_credit
-from rl.group_buffer import GroupBuffer, PlannedGroup
-from rl.learner import Learner
+from rl.credit import CreditAssigner, Critique
+from rl.critic import Critic
+from rl.critic_pretraining import pretrain
+from rl.distillation import Teachers
+from rl.dynamic_sampling import replace_equal_groups
+from rl.effort_budget import EffortBudget
+from rl.group_buffer import GroupBuffer
+from rl.learner import Learner, NonFiniteError, Update
 from rl.monitor import Monitor
 from rl.packing import pack
+from rl.presets import Recipe, resolve
 from rl.progress import Progress
 from rl.publish import publish
 from rl.run import Run, RunResult
@@ -56,44 +63,50 @@ async def train(config: RunConfig, run: Run, progress: Progress) -> RunResult:
     """
     size = config.credit.groups_per_step
     plan = plan_training(config, config.run.steps * size)
-    learner = load_learner(config)
+    recipe = resolve(config.credit, config.loss)
+    learner = load_learner(config, recipe)
+    critic = load_critic(config, recipe, learner)
+    assigner = CreditAssigner(config.credit, recipe, EffortBudget.load(config.credit))
+    teachers = Teachers.load(config.distillation, config.rollout.temperature)
+    spares = spare_groups(config)
     monitor = Monitor(run, progress, learner)
     progress.stage("starting the engines")
     async with start_collector(config, config.model.checkpoint, run.engine_logs) as collector:
-
-        async def collect(planned: PlannedGroup) -> Group:
-            members = config.credit.group_size
-            return await collector.collect_group(planned.task, members, planned.round)
-
+        collect = collect_with(collector, config.credit.group_size)
         await publish(learner, collector, config.publish)
         await monitor.evaluate(0, collector)
+        if critic is not None and not critic.is_restored:
+            await pretrain(critic, learner, collect, spares, monitor, config)
         async with GroupBuffer(collect, plan, size, config.rollout.max_lag) as buffer:
             buffer.release(learner.version)
             for step in range(config.run.steps):
+                planned = plan[step * size : (step + 1) * size]
                 groups = await buffer.take(step)
+                if recipe.drops_equal_groups:
+                    planned, groups = await replace_equal_groups(planned, groups, collect, spares)
                 monitor.watch.lap("collect_wait")
-                samples = assign_credit(groups, config.credit)  # Group -> Sample: advantages
-                require_samples(samples, groups)
-                batch = pack(samples, config.learner.max_batch_tokens)  # Sample -> Batch: tensors
-                update = await asyncio.to_thread(learner.step, batch)  # Batch -> next version
+                critique = await study(critic, groups, learner, monitor)
+                credit = assigner.assign(groups, critique)  # Group -> Sample: advantages
+                require_samples(credit.samples, groups)
+                samples = await asyncio.to_thread(teachers.teach, credit.samples, groups, learner)
+                batch = pack_batch(samples, config, recipe)  # Sample -> Batch: tensors
+                update = await learn(learner, batch, groups, run)  # Batch -> next version
                 monitor.watch.lap("learn")
                 publication = await publish(learner, collector, config.publish)
                 monitor.watch.lap("publish")
                 buffer.release(learner.version)
-                names = [planned.environment for planned in plan[step * size : (step + 1) * size]]
-                await monitor.record_step(
-                    names, groups, len(samples), update, publication, collector
-                )
+                names = [each.environment for each in planned]
+                await monitor.record_step(names, groups, credit, update, publication, collector)
                 if is_due(config.evaluate.every_steps, step + 1, config.run.steps):
                     await monitor.evaluate(step + 1, collector)
                 if is_due(config.checkpoint.every_steps, step + 1, config.run.steps):
-                    save_checkpoint(learner, config, run.checkpoint_folder(step + 1))
-        save_checkpoint(learner, config, run.checkpoint_folder(config.run.steps))
+                    save_checkpoint(learner, critic, config, run.checkpoint_folder(step + 1))
+        save_checkpoint(learner, critic, config, run.checkpoint_folder(config.run.steps))
         await monitor.evaluate(config.run.steps, collector)
     return monitor.result(run.checkpoint_folder(config.run.steps))
 
 
-def load_learner(config: RunConfig) -> Learner:
+def load_learner(config: RunConfig, recipe: Recipe) -> Learner:
     """Read the checkpoint of the configuration.
 
     Raises:
@@ -102,16 +115,77 @@ def load_learner(config: RunConfig) -> Learner:
     return Learner.load(
         config.model.checkpoint,
         config.learner,
-        config.loss,
+        recipe.loss,
         temperature=config.rollout.temperature,
         # The oldest version that a checked token can have is max_lag behind the one that trained.
         num_kept_versions=config.rollout.max_lag + 2,
     )
 
 
-def save_checkpoint(learner: Learner, config: RunConfig, folder: Path) -> None:
-    """Write the current weights, with the tokenizer they were trained with."""
+def load_critic(config: RunConfig, recipe: Recipe, learner: Learner) -> Critic | None:
+    """Make the critic that the recipe needs, or read the one beside the checkpoint.
+
+    Raises:
+        ValueError: the one beside the checkpoint is another than the configuration's.
+    """
+    if not recipe.rule.needs_critic:
+        return None
+    critic = Critic(
+        config.critic,
+        config.credit,
+        learner.snapshot(),
+        config.learner.max_batch_tokens,
+        EffortBudget.load(config.credit),
+    )
+    critic.restore(config.model.checkpoint)
+    return critic
+
+
+async def study(
+    critic: Critic | None, groups: Sequence[Group], learner: Learner, monitor: Monitor
+) -> Critique | None:
+    """Let the critic, if there is one, judge a step's trajectories and then learn from them."""
+    if critic is None:
+        return None
+    critique, statistics = await asyncio.to_thread(critic.study, groups, learner.snapshot())
+    monitor.watch.lap("critic")
+    monitor.note_critic(critique, statistics)
+    return critique
+
+
+def pack_batch(samples: Sequence[Sample], config: RunConfig, recipe: Recipe) -> Batch:
+    """Pack a step's samples, each token weighed by the recipe's aggregation."""
+    return pack(
+        samples,
+        config.learner.max_batch_tokens,
+        AGGREGATIONS[recipe.loss.aggregation],
+        config.rollout.max_sampled_tokens,
+    )
+
+
+async def learn(learner: Learner, batch: Batch, groups: Sequence[Group], run: Run) -> Update:
+    """Make one update in a thread; what cannot be learned from is saved before the run ends.
+
+    Raises:
+        NonFiniteError: a trajectory's log-probs are not finite; its group is recorded.
+        ArithmeticError: the gradient is not finite.
+    """
+    try:
+        return await asyncio.to_thread(learner.step, batch)
+    except NonFiniteError as error:
+        run.record_failure(
+            [g for g in groups if any(m.id == error.trajectory_id for m in g.trajectories)]
+        )
+        raise
+
+
+def save_checkpoint(
+    learner: Learner, critic: Critic | None, config: RunConfig, folder: Path
+) -> None:
+    """Write the current weights, with the tokenizer they were trained with, and the critic."""
     learner.save(folder)
+    if critic is not None:
+        critic.save(folder)
     shutil.copyfile(config.model.checkpoint / TOKENIZER, folder / TOKENIZER)
 
 

@@ -173,14 +173,16 @@ def run_export(arguments: argparse.Namespace) -> Report:
 
 
 def run_bench(arguments: argparse.Namespace) -> Report:
-    """`limosa bench rollout`, `limosa bench kernels`.
+    """`limosa bench rollout`, `limosa bench kernels`, `limosa bench credit`.
 
     Raises:
-        ValueError: `bench kernels` was given a configuration.
+        ValueError: `bench kernels` or `bench credit` was given a configuration.
     """
+    if arguments.subject != "rollout" and arguments.inputs:
+        raise ValueError(f"bench {arguments.subject} takes no configuration: {arguments.inputs[0]}")
+    if arguments.subject == "credit":
+        return _bench_credit(arguments)
     if arguments.subject == "kernels":
-        if arguments.inputs:
-            raise ValueError(f"bench kernels takes no configuration: {arguments.inputs[0]}")
         from rl.kernel_bench import bench_kernels, render
 
         bench, comparisons = bench_kernels()
@@ -196,6 +198,15 @@ def run_bench(arguments: argparse.Namespace) -> Report:
     result = bench_rollout(config.model.checkpoint, config.rollout)
     values = dataclasses.asdict(result)
     return Report(values=values, text=_listing(values))
+
+
+def _bench_credit(arguments: argparse.Namespace) -> Report:
+    from rl.credit_bench.bench import bench_credit
+
+    logging.getLogger().setLevel(logging.INFO)
+    logging.getLogger().addHandler(logging.StreamHandler())  # its progress is its log
+    bench = bench_credit(arguments.out, is_full=arguments.full)
+    return Report(values=bench.values, text=RichGroup(bench.text, Text(f"drawn in {bench.plot}")))
 
 
 def run_doctor(arguments: argparse.Namespace) -> Report:

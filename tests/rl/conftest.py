@@ -84,12 +84,13 @@ def _build_group(
     return Group(id=name, task=task, trajectories=tuple(members))
 
 
-@pytest.fixture
+# Builders are scoped to the session for hypothesis, which runs a test many times in one fixture.
+@pytest.fixture(scope="session")
 def build_segment() -> SegmentBuilder:
     return _build_segment
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def build_group() -> GroupBuilder:
     return _build_group
 
@@ -121,7 +122,7 @@ def _build_grid(
     )
 
 
-@pytest.fixture(scope="session")  # hypothesis runs a test many times within one function's fixture
+@pytest.fixture(scope="session")
 def build_grid() -> Callable[..., TurnGrid]:
     return _build_grid
 

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from rl.comparison import PRETRAINING, Comparison, Curve, compare, find_finished, read_curve
+from rl.comparison import Comparison, Curve, compare, find_finished, read_curve
 from rl.config_loader import load_config
+from rl.metrics import PRETRAINING
 from rl.run import Run
 
 CONFIG = """

@@ -1,12 +1,18 @@
 """Credit: hand-computed advantages, and the gradient's expectation by enumeration."""
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
-from rl.config import CreditSection
-from rl.credit import assign_credit, rloo
+from envs.messages import Message, Role
+from rl.config import CreditSection, LossSection
+from rl.credit import CreditAssigner, Critique, assign_credit, rloo
+from rl.presets import resolve
+from rl.turn_rows import TurnValues
+from rollout.trajectory import Turn
 
 RLOO = CreditSection()
 
@@ -96,3 +102,113 @@ def test_an_unknown_rule_is_one_clear_line(build_group, name):
     with pytest.raises(ValueError, match=r"credit\.type = ") as error:
         assign_credit([build_group([1.0, 0.0])], CreditSection(type=name))
     assert "\n" not in str(error.value)
+
+
+def old_rloo(groups):
+    """The rule written out as a loop over siblings: its bits are those of the grid."""
+    for group in groups:
+        valid = [(m, m.reward) for m in group.trajectories if m.reward is not None]
+        if len(valid) < 2:
+            continue
+        total = sum(reward for _, reward in valid)
+        for member, reward in valid:
+            advantage = reward - (total - reward) / (len(valid) - 1)
+            for segment in member.segments:
+                yield segment.loss_mask * np.float32(advantage)
+
+
+@given(
+    rewards=st.lists(
+        st.lists(st.one_of(st.none(), st.floats(0.0, 1.0)), min_size=1, max_size=6),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_the_default_has_the_bits_of_the_loop_over_siblings(build_group, rewards):
+    groups = [build_group(each, name=f"task{i}") for i, each in enumerate(rewards)]
+    got = [sample.advantages for sample in assign_credit(groups, RLOO)]
+    expected = list(old_rloo(groups))
+    assert len(got) == len(expected)
+    assert all(np.array_equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+def critique_of(groups, value, explained):
+    members = [member for group in groups for member in group.trajectories]
+    values = {m.id: TurnValues(before=np.array([value]), after=value) for m in members}
+    return Critique(values=values, explained_variance=explained)
+
+
+def assigner(name, **pieces):
+    section = CreditSection(type=name, **pieces)
+    return CreditAssigner(section, resolve(section, LossSection()))
+
+
+def test_group_normalisation_divides_by_the_spread_of_the_siblings(build_group):
+    got = advantages_of(assign_credit([build_group([1.0, 0.0])], CreditSection(type="grpo")))
+    assert got == pytest.approx([0.5 / np.sqrt(0.5), -0.5 / np.sqrt(0.5)], rel=1e-5)
+
+
+def test_a_critic_is_the_baseline_of_a_trajectory_alone(build_group):
+    groups = [build_group([1.0], name="a"), build_group([0.0], name="b")]
+    credit = assigner("sao", group_size=1).assign(groups, critique_of(groups, 0.25, 0.4))
+    assert advantages_of(credit.samples) == pytest.approx([0.75, -0.25])
+    assert credit.statistics.mean == pytest.approx(0.25)
+
+
+def test_a_rule_without_its_critic_is_an_error(build_group):
+    with pytest.raises(ValueError, match="needs a critic"):
+        assign_credit([build_group([1.0, 0.0])], CreditSection(type="tb_gae"))
+
+
+def test_the_mix_does_without_a_critic_that_explains_nothing(build_group):
+    groups = [build_group([1.0, 0.0])]
+    mix = assigner("tb_gae_mix")
+    fallen_back = mix.assign(groups, critique_of(groups, 0.9, -0.1))
+    assert [term.weight for term in fallen_back.terms] == [0.0, 0.0, 1.0]
+    assert advantages_of(fallen_back.samples) == pytest.approx([1.0, -1.0])
+    trusted = assigner("tb_gae_mix").assign(groups, critique_of(groups, 0.9, 0.25))
+    assert [term.weight for term in trusted.terms] == [0.5, 0.5, 0.0]
+    root = np.sqrt((0.1**2 + 0.9**2) / 2)
+    assert advantages_of(trusted.samples) == pytest.approx([0.1 / root, -0.9 / root])
+
+
+def test_a_running_scale_remembers_the_steps_before(build_group):
+    mix = assigner("tb_gae_mix")
+    loud, quiet = build_group([1.0, 0.0]), build_group([0.1, 0.0])
+    first = advantages_of(mix.assign([loud]).samples)
+    second = advantages_of(mix.assign([quiet]).samples)
+    assert first == pytest.approx([1.0, -1.0])
+    assert 0.1 < second[0] < 1.0
+
+
+def test_a_turn_that_was_aborted_is_not_the_policys_doing(build_group, build_segment):
+    segment = build_segment(token_ids=range(8), prompt=2, versions=(0, 1))
+    group = build_group([1.0, 0.0], segments=[segment, segment])
+    message = Message(role=Role.POLICY, text="")
+    turns = tuple(
+        Turn(index=i, action=message, span=span, segment=0, finish=finish, seconds=0.0)
+        for i, (span, finish) in enumerate(zip(segment.spans[1:], ("stop", "abort"), strict=True))
+    )
+    members = tuple(dataclasses.replace(m, turns=turns) for m in group.trajectories)
+    samples = assign_credit([dataclasses.replace(group, trajectories=members)], RLOO)
+    assert samples[0].advantages.tolist() == [0, 0, 1, 1, 1, 0, 0, 0]
+
+
+def test_rows_of_a_trajectory_do_not_count_twice_in_its_group(build_group, build_segment):
+    """The second sibling has two segments."""
+    group = build_group([1.0, 0.0, 0.5])
+    two = (build_segment(), build_segment())
+    members = list(group.trajectories)
+    members[1] = dataclasses.replace(members[1], segments=two)
+    samples = assign_credit([dataclasses.replace(group, trajectories=tuple(members))], RLOO)
+    assert advantages_of(samples) == pytest.approx([0.75, -0.75, -0.75, 0.0])
+    assert [sample.trajectory_id for sample in samples] == [
+        *("task#0@0", "task#1@0", "task#1@0", "task#2@0")
+    ]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "rloo", "kimi_k2_5", "gigpo", "gagpo"])
+@pytest.mark.parametrize("rewards", [[None, None], [1.0, None], [0.5, 0.5], [0.0, 0.0, 0.0]])
+def test_groups_that_say_nothing_move_nothing(build_group, name, rewards):
+    samples = assign_credit([build_group(rewards)], CreditSection(type=name))
+    assert all(not sample.advantages.any() for sample in samples)

@@ -9,12 +9,14 @@ import torch
 from model.config import ModelConfig
 from model.hybrid import build_model
 from model.logprobs import sequence_logprobs
+from rl.aggregation import AGGREGATIONS
 from rl.agreement import check_trajectories, choose_prefix
-from rl.batch import lay_end_to_end
-from rl.config import CreditSection, LearnerSection, LossSection
+from rl.batch import Sample, lay_end_to_end
+from rl.config import CreditSection, LearnerSection
 from rl.credit import assign_credit
-from rl.learner import Learner
+from rl.learner import Learner, NonFiniteError
 from rl.packing import pack
+from rl.presets import LossSettings
 from rollout.trajectory import NO_EXPERT, Segment
 
 SHAPE = ModelConfig(
@@ -38,11 +40,11 @@ SHAPE = ModelConfig(
 PROMPT = (3, 4)
 
 
-def make_learner(learning_rate=1e-2, num_kept_versions=3, **section):
+def make_learner(learning_rate=1e-2, num_kept_versions=3, loss=LossSettings(), **section):  # noqa: B008  frozen
     return Learner(
         build_model(SHAPE, seed=0),
         LearnerSection(learning_rate=learning_rate, **section),
-        LossSection(),
+        loss,
         temperature=1.0,
         num_kept_versions=num_kept_versions,
     )
@@ -106,6 +108,87 @@ def test_an_update_does_not_depend_on_the_partition(build_segment, build_group, 
     assert len(batch.micro_batches) == {11: 3, 20: 2, 1000: 1}[max_batch_tokens]
     assert update.statistics.loss == pytest.approx(whole.statistics.loss, abs=1e-6)
     assert update.grad_norm == pytest.approx(whole.grad_norm, rel=1e-4)
+
+
+REGIONS = [
+    LossSettings(trust_region="gspo", ratio_low=0.95, ratio_high=1.05),
+    LossSettings(trust_region="ppo_clip", ratio_low=0.9, ratio_high=1.1, kl_weight=0.1),
+    LossSettings(trust_region="dis", ratio_low=0.9, ratio_high=1.1),
+    LossSettings(trust_region="dppo_tv", tv_bound=0.004),
+]
+
+
+def off_policy_samples(learner, build_segment, build_group, *, is_split):
+    """Four siblings; the sampler's log-probs are off by noise. Split: two segments each."""
+    random = np.random.default_rng(0)
+    whole = [build_segment([*PROMPT, *random.integers(0, 16, 6)]) for _ in range(4)]
+    # The second half is read behind the same prompt alone, split or not: the same log-probs.
+    halves = [
+        [build_segment([*PROMPT, *segment.token_ids[2 + 3 * i : 5 + 3 * i]]) for i in (0, 1)]
+        for segment in whole
+    ]
+    noise = random.normal(scale=0.1, size=(4, 2, 3))
+    samples = []
+    for sibling, (pair, advantage) in enumerate(zip(halves, (1.0, -1.0, 0.5, -0.5), strict=True)):
+        for half, segment in enumerate(with_behavior(learner, pair)):
+            shifted = segment.behavior_logprobs.copy()
+            shifted[2:] += noise[sibling, half]
+            samples.append(
+                Sample(
+                    segment=dataclasses.replace(segment, behavior_logprobs=np.minimum(shifted, 0)),
+                    advantages=segment.loss_mask * np.float32(advantage),
+                    trajectory_id=f"t{sibling}" if is_split else None,
+                    group_id=f"g{sibling // 2}" if is_split else None,
+                )
+            )
+    return samples
+
+
+@pytest.mark.parametrize("loss", REGIONS, ids=lambda loss: loss.trust_region)
+@pytest.mark.parametrize("name", AGGREGATIONS)
+def test_an_update_is_the_same_whatever_the_partition_region_and_aggregation(
+    build_segment, build_group, loss, name
+):
+    """Also where the segments of a trajectory lie in different micro-batches."""
+    updates = []
+    for max_batch_tokens in (5, 12, 1000):
+        learner = make_learner(loss=loss)
+        samples = off_policy_samples(learner, build_segment, build_group, is_split=True)
+        batch = pack(samples, max_batch_tokens, AGGREGATIONS[name], 8)
+        updates.append(learner.step(batch))
+    assert len({update.statistics.num_stopped for update in updates}) == 1
+    assert 0 < updates[0].statistics.num_stopped < 24
+    for update in updates[1:]:
+        assert update.grad_norm == pytest.approx(updates[0].grad_norm, rel=1e-4)
+        assert update.statistics.loss == pytest.approx(updates[0].statistics.loss, abs=1e-6)
+
+
+def test_a_trajectory_is_all_of_its_segments(build_segment, build_group):
+    """Four trajectories of two segments, or eight of one: a sum per trajectory is halved."""
+    norms = []
+    for is_split in (True, False):
+        learner = make_learner()
+        samples = off_policy_samples(learner, build_segment, build_group, is_split=is_split)
+        batch = pack(samples, 1000, AGGREGATIONS["seq_mean_token_sum"])
+        norms.append(learner.step(batch).grad_norm)
+    assert norms[0] == pytest.approx(2 * norms[1], rel=1e-4)
+
+
+def test_a_trajectory_whose_logprobs_are_not_finite_stops_the_step_by_name(
+    build_segment, build_group
+):
+    learner = make_learner()
+    samples = make_samples(learner, build_segment, build_group)
+    embedding = learner._model.model.embed_tokens.weight
+    with torch.no_grad():
+        embedding[14] = float("nan")  # token 14 = 2 * 7 stands in all but the second trajectory
+    weights = learner.weights()
+    with pytest.raises(NonFiniteError, match=r"'task#0@0' has log-probs") as error:
+        learner.step(pack(samples, 12))
+    assert error.value.trajectory_id == "task#0@0"
+    assert learner.version == 0
+    pairs = zip(weights.values(), learner.weights().values(), strict=True)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
 def test_on_policy_statistics_are_the_ideal_ones(build_segment, build_group):

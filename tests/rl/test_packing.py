@@ -1,5 +1,6 @@
 """Packing and batches: no token is lost, moved to another sequence, or given another's values."""
 
+import dataclasses
 import itertools
 from collections import Counter
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies
 
+from rl.aggregation import AGGREGATIONS
 from rl.batch import MicroBatch, Sample, lay_end_to_end
 from rl.packing import num_tokens, pack
 from rollout.trajectory import Segment, Source, TokenSpan
@@ -119,3 +121,33 @@ def test_routing_of_only_some_segments_is_refused(build_segment):
 def test_a_micro_batch_keeps_the_order_given():
     micro_batch = MicroBatch.from_samples([make_sample(2, 3), make_sample(3, 1)])
     assert micro_batch.token_ids.tolist() == [3000, 3001, 1000, 1001, 1002]
+
+
+def of_trajectory(sample, trajectory, group):
+    return dataclasses.replace(sample, trajectory_id=trajectory, group_id=group)
+
+
+@pytest.mark.parametrize("name", AGGREGATIONS)
+@pytest.mark.parametrize("max_batch_tokens", [12, 1000])
+def test_a_token_weighs_what_its_whole_trajectory_says(name, max_batch_tokens):
+    """Two segments of one trajectory, and two whole trajectories, one of another group."""
+    parts = [("a", "x"), ("a", "x"), ("b", "x"), ("c", "y")]
+    samples = [
+        of_trajectory(make_sample(length, index), *parts[index])
+        for index, length in enumerate((11, 3, 9, 5))
+    ]
+    batch = pack(samples, max_batch_tokens, AGGREGATIONS[name], 100)
+    weights, denominator = AGGREGATIONS[name](np.array([10 + 2, 8, 4]), np.array([0, 0, 1]), 100)
+    assert batch.denominator == pytest.approx(denominator)
+    by_trajectory = {}
+    for micro_batch in batch.micro_batches:
+        mask = micro_batch.loss_mask
+        for weight, token in zip(
+            micro_batch.weights[mask], micro_batch.token_ids[mask], strict=True
+        ):
+            by_trajectory.setdefault("aabc"[int(token) // 1000], set()).add(float(weight))
+        assert (micro_batch.weights[~mask] == 0).all()
+    expected = dict(zip("abc", weights, strict=True))
+    assert {key: list(values) for key, values in by_trajectory.items()} == {
+        key: [pytest.approx(value)] for key, value in expected.items()
+    }

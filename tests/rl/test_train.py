@@ -282,3 +282,89 @@ def _write_weights_into(folder):
         return manifest
 
     return write
+
+
+def steps_of(run):
+    return [line for line in read_metrics(run.metrics_path) if line["kind"] == "step"]
+
+
+async def test_a_critic_is_pretrained_studies_every_step_and_is_saved(fake):
+    run = make_run(
+        credit={"type": "tb_gae", "group_size": 4, "groups_per_step": 2},
+        critic={"pretrain_steps": 2},
+    )
+    result = await train_in(run)
+    lines = read_metrics(run.metrics_path)
+    kinds = [line["kind"] for line in lines]
+    assert kinds == ["evaluation", *["pretraining"] * 2, *["step"] * 4, "evaluation"]
+    for line in steps_of(run):
+        assert line["rl/critic_weight"] == 1.0
+        assert line["rl/critic_loss"] > 0
+        assert line["rl/advantage_rms"] > 0
+        assert line["time/critic_seconds"] > 0
+    assert (result.checkpoint / "critic.safetensors").is_file()
+    # The groups of pre-training are none of a step.
+    rounds = [round_index for _, round_index, _ in fake.started]
+    assert [r >= 1_000_000 for r in rounds] == [True] * 4 + [False] * 8
+
+
+async def test_a_run_goes_on_with_the_critic_of_its_checkpoint(fake):
+    section = {"type": "tb_gae", "group_size": 4, "groups_per_step": 2}
+    first = await train_in(make_run(credit=section, critic={"pretrain_steps": 1}))
+    second = make_run(credit=section, model={"checkpoint": str(first.checkpoint)})
+    fake.model = checkpoints.load(first.checkpoint)
+    fake.version = 0
+    await train_in(second)
+    assert "pretraining" not in [line["kind"] for line in read_metrics(second.metrics_path)]
+
+
+async def test_a_critic_that_explains_nothing_is_not_used_and_the_run_says_so(fake, capsys):
+    """Rewards follow the sibling's number, which no token tells."""
+    run = make_run(
+        credit={"type": "tb_gae_mix", "group_size": 4, "groups_per_step": 2},
+        critic={"pretrain_steps": 0, "learning_rate": 1e-9},
+    )
+    await train_in(run)
+    assert [line["rl/critic_weight"] for line in steps_of(run)] == [0.0] * 4
+    line = "of held-out outcomes: credit is outcome - rloo / ema_rms"
+    assert line in capsys.readouterr().err
+    assert line in run.log_path.read_text()
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "gspo", "cispo", "gigpo", "prime_dppo", "sao"])
+async def test_presets_train(fake, name):
+    credit = {"type": name, "group_size": 4, "groups_per_step": 2}
+    run = make_run(run={"steps": 2}, credit=credit, critic={"pretrain_steps": 1})
+    before = {key: value.clone() for key, value in fake.model.state_dict().items()}
+    await train_in(run)
+    after = fake.model.state_dict()
+    assert any(not torch.equal(before[key], after[key]) for key in before)
+    assert [line["rl/advantage_rms"] > 0 for line in steps_of(run)] == [True, True]
+
+
+async def test_a_step_that_cannot_be_learned_from_keeps_its_group_for_a_replay(fake, monkeypatch):
+    learner_module = importlib.import_module("rl.learner")
+    whole = learner_module.sequence_logprobs
+
+    def poisoned(*args, **kwargs):
+        logprobs, entropy = whole(*args, **kwargs)
+        return (logprobs * float("nan"), entropy) if "scored" in kwargs else (logprobs, entropy)
+
+    monkeypatch.setattr(learner_module, "sequence_logprobs", poisoned)
+    run = make_run()
+    with pytest.raises(ArithmeticError, match="log-probs that are not finite") as error:
+        await train_in(run)
+    [group] = read_groups(run.trajectories_folder / "failure-0000.jsonl")
+    assert error.value.trajectory_id in [member.id for member in group.trajectories]
+
+
+async def test_a_teacher_that_is_the_policy_teaches_nothing_new_and_another_does(fake, work_folder):
+    other = work_folder / "other"
+    checkpoints.save(build_model(SHAPE, seed=5), other)
+    rms = []
+    for folder in ("small", "other"):
+        fake.model, fake.version = checkpoints.load("small"), 0
+        run = make_run(run={"steps": 1}, distillation={"teachers": {"*": folder}})
+        await train_in(run)
+        rms.append(steps_of(run)[0]["rl/loss"])
+    assert rms[0] != pytest.approx(rms[1], abs=1e-3)

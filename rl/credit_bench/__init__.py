@@ -1,0 +1,1 @@
+"""Credit assignment measured against the truth: small decision processes with exact advantages."""
