@@ -39,7 +39,6 @@ FURTHER_ENVIRONMENTS = (
     "Compact",
     "Stale",
 )
-LEARNING_HORIZONS = (10, 30, 100, 300)
 _CODE = (
     "turn_grid.py",
     "baseline.py",
@@ -122,7 +121,7 @@ def _cells(environments: Sequence[str], estimators: Sequence[Estimator]) -> list
             repetitions=SEEDS,
         )
         for environment in environments
-        for horizon in LEARNING_HORIZONS
+        for horizon in HORIZONS
         for estimator in estimators
         if estimator.critic in LEARNING_CRITICS
     ]

@@ -80,7 +80,8 @@ def _compact(horizon: int, segments: float) -> LayeredProcess:
     process = _doors(horizon, delay=0)
     doors = set(door_turns(horizon).tolist())
     lost = process.num_states - 1
-    successors, odds = process.successors.copy(), process.probabilities.copy()
+    successors = np.repeat(process.successors, 2, axis=-1)
+    odds = np.broadcast_to(np.array([1.0, 0.0]), successors.shape).copy()
     for place in np.arange(1, int(segments)) * horizon // int(segments):
         turn = next(turn for turn in range(int(place), horizon) if turn not in doors)
         successors[turn, 0, 0] = (0, lost)
@@ -95,9 +96,8 @@ def _doors(horizon: int, delay: int) -> LayeredProcess:
     """
     doors = door_turns(horizon)
     states = NUM_DOORS + 2
-    successors = np.broadcast_to(np.arange(states)[:, None, None], (horizon, states, 2, 2)).copy()
-    successors[doors, 0, 0] = np.arange(1, NUM_DOORS + 1)[:, None]
-    odds = np.broadcast_to(np.array([1.0, 0.0]), successors.shape).copy()
+    successors = np.broadcast_to(np.arange(states)[:, None, None], (horizon, states, 2, 1)).copy()
+    successors[doors, 0, 0, 0] = np.arange(1, NUM_DOORS + 1)
     turns = np.arange(horizon)[:, None]
     failed_at = np.array([horizon, *doors, 0])
     shows = turns > failed_at + delay
@@ -107,7 +107,7 @@ def _doors(horizon: int, delay: int) -> LayeredProcess:
         name="",
         initial=_certainly(0, states),
         successors=successors,
-        probabilities=odds,
+        probabilities=np.ones(successors.shape),
         success=_certainly(0, states),
         observations=np.broadcast_to(turns, (horizon, states)),
         views=views,

@@ -171,23 +171,23 @@ def play_on(
         turn: Turns already played; they stay 0 in the result.
         generator: Source of all chance.
     """
-    shape = (len(states), process.horizon)
+    by_turn = (process.horizon, len(states))
     who = np.repeat(np.arange(len(policies)), len(states) // len(policies))
-    contexts = generator.integers(process.num_contexts, size=shape)
-    visited, actions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    contexts = generator.integers(process.num_contexts, size=by_turn[::-1])
+    visited, actions = np.zeros(by_turn, np.int64), np.zeros(by_turn, np.int64)
     lengths = np.full(len(states), turn)
     for h in range(turn, process.horizon):
         running = ~process.is_over[states]
         lengths += running
         odds = policies[who, process.observations[h, states]]
         action = _draw(odds, generator)
-        visited[:, h], actions[:, h] = states, action
+        visited[h], actions[h] = states, action
         states = _follow(process, h, states, action, generator)
     outcomes = (generator.random(len(states)) < process.success[states]).astype(np.float64)
     taken = np.arange(process.horizon) < lengths[:, None]
     return Episodes(
-        states=np.where(taken, visited, 0),
-        actions=np.where(taken, actions, 0),
+        states=np.where(taken, visited.T, 0),
+        actions=np.where(taken, actions.T, 0),
         contexts=np.where(taken, contexts, 0),
         final_states=states,
         lengths=lengths,

@@ -346,3 +346,22 @@ def test_a_group_whose_rewards_are_equal_counts_in_the_denominator_and_pays_the_
     assert both.statistics.num_tokens == 2 * alone.statistics.num_tokens
     expected = (alone.statistics.loss + penalty.statistics.loss) / 2
     assert both.statistics.loss == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_learner_weighs_tokens_as_the_aggregation_says(build_segment, build_group):
+    """A mean per trajectory is a mean over tokens of advantages that carry its weights."""
+    loss = LossSettings(log_ratio_penalty=0.0)
+    by_trajectory, by_token = make_learner(loss=loss), make_learner(loss=loss)
+    samples = make_samples(by_token, build_segment, build_group)
+    lengths = np.array([int(sample.segment.loss_mask.sum()) for sample in samples])
+    shares = lengths.sum() / (len(samples) * lengths)
+    carried = [
+        dataclasses.replace(sample, advantages=sample.advantages * np.float32(share))
+        for sample, share in zip(samples, shares, strict=True)
+    ]
+    got = by_trajectory.step(pack(samples, 1000, AGGREGATIONS["seq_mean_token_mean"]))
+    expected = by_token.step(pack(carried, 1000))
+    assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-4)
+    assert got.grad_norm != pytest.approx(
+        make_learner().step(pack(samples, 1000)).grad_norm, rel=0.05
+    )
