@@ -6,7 +6,8 @@ from envs.environment import Split
 from envs.episode import Episode, StopReason
 from envs.long_reading import SPEC, VOLUMES, make_expert, make_tasks
 from envs.play import play
-from rewards.check import check_rewards
+from envs.soundness import CheckLimits
+from rewards.check import prove
 from rewards.reward import Scored
 from rewards.right_volume import grade
 
@@ -34,4 +35,15 @@ async def test_an_episode_that_ends_before_its_volume_scores_zero():
 
 
 async def test_the_environment_and_its_grader_fit_together():
-    assert await check_rewards(SPEC, num_tasks=2) == []
+    limits = CheckLimits(num_tasks=2, max_turns=1 + TASK.data["leaves"])
+    assert (await prove(SPEC, limits=limits)).failures == []
+
+
+async def test_every_task_is_solved_by_chance_within_the_attempts_of_the_check():
+    for split in Split:
+        for task in make_tasks(split):
+            sources = [
+                random.Random(f"{task.id} {i}") for i in range(CheckLimits().expert_attempts)
+            ]
+            volumes = [source.choice(VOLUMES) for source in sources]
+            assert task.reference["volume"] in volumes, task.id
