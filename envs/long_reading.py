@@ -3,15 +3,15 @@
 One episode (`>` is the policy):
 
     gallium: in which year was it discovered?
-    > take(uses)          purpose
+    > take(history)       year
     > read                H
     > skim                He
     ...
     > read                end
 
-Five volumes hold a page about each element. Taking one shows which facts it states about the
-element in question; then it is leafed through to its end, one leaf a turn, read or skimmed, which
-makes no difference. Only if the volume states the fact, the episode pays (`rewards/right_volume`).
+Five volumes hold a page about each element. Taking one shows whether it states the fact in
+question; then it is leafed through to its end, one leaf a turn, read or skimmed, which makes no
+difference. Only if the volume states the fact, the episode pays (`rewards/right_volume`).
 So one early choice decides, the reply to it tells how it went, and all later choices are noise to
 whatever credits a turn by the outcome: what the long-horizon run needs.
 """
@@ -19,7 +19,6 @@ whatever credits a turn by the outcome: what the long-horizon run needs.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from envs.elements import Element, load_elements
 from envs.environment import EnvironmentSpec, Expert, Split, ToolError
@@ -30,7 +29,7 @@ from envs.task_sets import split_of
 VOLUMES = ("table", "history", "description", "uses", "sources")
 """Kinds of pages of `envs/elements.py`: one volume each."""
 NOTHING = "nothing"
-"""What taking a volume shows that states no fact about the element."""
+"""What taking a volume shows that does not state the fact."""
 END = "end"
 """What turning the last leaf shows."""
 
@@ -40,7 +39,7 @@ class Subject:
     """Something that a question can ask of an element."""
 
     key: str
-    """Names it in the reply of `take`."""
+    """What taking a volume shows that states it."""
     phrase: str
     """The question; `it` is the element."""
     volume: str
@@ -81,25 +80,31 @@ def list_contents(element: Element, volume: str) -> tuple[str, ...]:
     )
 
 
-@lru_cache
-def make_tasks(split: Split, leaves: int = 100) -> Sequence[Task]:
+def make_tasks(
+    split: Split, leaves: int = 100, subjects: Sequence[str] = tuple(each.key for each in SUBJECTS)
+) -> Sequence[Task]:
     """Make the tasks of a split: an element and a subject that one volume alone states.
 
     Args:
         split: Which part of the tasks.
         leaves: Leaves of a volume, 1 to 118; an episode has one turn more.
+        subjects: What is asked: keys of SUBJECTS.
 
     Raises:
-        ValueError: there are not so many elements.
+        ValueError: there are not so many elements, or no such subject.
     """
     if not 1 <= leaves <= len(load_elements()):
         raise ValueError(f"leaves = {leaves} is not in [1, {len(load_elements())}]")
-    return tuple(task for task in _every_task(leaves) if split_of(task.id) is split)
+    known = {each.key: each for each in SUBJECTS}
+    if not subjects or not set(subjects) <= set(known):
+        raise ValueError(f"subjects = {list(subjects)}: there are {', '.join(known)}")
+    asked = tuple(known[key] for key in subjects)
+    return tuple(task for task in _every_task(leaves, asked) if split_of(task.id) is split)
 
 
-def _every_task(leaves: int) -> Iterator[Task]:
+def _every_task(leaves: int, subjects: Sequence[Subject]) -> Iterator[Task]:
     for element in load_elements().values():
-        for subject in SUBJECTS:
+        for subject in subjects:
             if subject.is_stated_of(element) and not subject.is_stated_elsewhere(element):
                 yield Task(
                     id=f"long_reading/{element.name}-{subject.key}",
@@ -108,6 +113,7 @@ def _every_task(leaves: int) -> Iterator[Task]:
                     data={
                         "question": f"{element.name}: {subject.phrase}",
                         "element": element.name,
+                        "subject": subject.key,
                         "leaves": leaves,
                     },
                     reference={"volume": subject.volume},
@@ -119,19 +125,21 @@ class LongReading:
 
     def __init__(self) -> None:
         self._element = ""
+        self._subject = ""
         self._volume = ""
         self._symbols: list[str] = []
         """What the leaves that are still to be turned show, the next one last."""
 
-    def reset(self, question: str, element: str, leaves: int) -> str:
+    def reset(self, question: str, element: str, subject: str, leaves: int) -> str:
         """Set the task: the question itself is the opening."""
         self._element = element
+        self._subject = subject
         symbols = [each.facts["symbol"] for each in load_elements().values()]
         self._symbols = [*symbols[: leaves - 1], END][::-1]
         return question
 
     def take(self, volume: str) -> str:
-        """Take a volume from the shelf, once; shows what it states about the element.
+        """Take a volume from the shelf, once; shows whether it states what was asked.
 
         Args:
             volume: table, history, description, uses or sources.
@@ -141,7 +149,8 @@ class LongReading:
         if volume not in VOLUMES:
             raise ToolError(f"the volumes are {', '.join(VOLUMES)}")
         self._volume = volume
-        return " ".join(list_contents(load_elements()[self._element], volume)) or NOTHING
+        contents = list_contents(load_elements()[self._element], volume)
+        return self._subject if self._subject in contents else NOTHING
 
     def read(self) -> str:
         """Read a leaf and turn it."""
@@ -165,7 +174,7 @@ class LongReading:
         return self._symbols.pop()
 
 
-def make_expert(task: Task, source: random.Random, diligence: float = 0.7) -> Expert:
+def make_expert(task: Task, source: random.Random, diligence: float = 0.8) -> Expert:
     """Make a scripted policy that takes any volume, and leafs through it as befits what it found.
 
     Args:
@@ -179,9 +188,7 @@ def make_expert(task: Task, source: random.Random, diligence: float = 0.7) -> Ex
     def act(messages: Sequence[Message]) -> Message:
         if len(messages) == 1:
             return _call("take", volume=source.choice(VOLUMES))
-        _, _, phrase = messages[0].text.partition(": ")
-        asked = next(subject.key for subject in SUBJECTS if subject.phrase == phrase)
-        is_found = asked in messages[2].text.split()
+        is_found = messages[2].text != NOTHING
         return _call("read" if (source.random() < diligence) == is_found else "skim")
 
     return act
