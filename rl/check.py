@@ -101,12 +101,14 @@ def check_run(config: RunConfig, num_tasks: int = 4) -> RunCheck:
     if any(finding.verdict is Verdict.ERROR for finding in findings):
         return RunCheck(findings=findings, environments={})
     checks = token_checks(Tokenizer.load(config.model.checkpoint))
+    # Episodes as long as the run's: where its experts need them all, shorter ones show no solution.
+    max_turns = max(CheckLimits().max_turns, config.rollout.max_turns)
     proofs = {
         name: asyncio.run(
             prove(
                 load_environment(section.use or name),
                 section.model_copy(update={"use": section.use or name}),
-                CheckLimits(num_tasks=num_tasks),
+                CheckLimits(num_tasks=num_tasks, max_turns=max_turns),
                 checks,
             )
         )

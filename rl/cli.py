@@ -92,6 +92,17 @@ writes a run folder with trajectories/; `limosa show RUN` prints them""",
 
 writes a run folder with the trajectories""",
     ),
+    "compare": (
+        "run variants of a configuration over several seeds, and compare how fast they learn",
+        """Run each variant (overrides, joined by commas) with each seed, one run after the other,
+and print held-out success over the trajectories collected, and how many each variant needs for the
+success that the first one ends with. Finished runs of the same configuration are not run again: an
+interrupted comparison goes on where it was.
+
+  limosa compare configs/long_horizon.toml --variants credit.type=rloo credit.type=tb_gae_mix
+
+writes a run folder for each run that is missing""",
+    ),
     "show": (
         "print recorded trajectories",
         """List the trajectories of a run, or print one turn by turn: what the policy wrote in
@@ -227,13 +238,19 @@ def build_parser() -> argparse.ArgumentParser:
         )
         by_name[name] = verb
     _add_bench(by_name["bench"])
-    for name in ("train", "warm-start", "collect", "eval", "check"):
+    for name in ("train", "warm-start", "collect", "eval", "check", "compare"):
         _add_inputs(by_name[name], nargs="+")
     by_name["warm-start"].add_argument(
         "--demonstrations",
         type=Path,
         metavar="FOLDER",
         help="keep the demonstrations here, and read those that are there instead of playing",
+    )
+    by_name["compare"].add_argument(
+        "--variants", nargs="+", required=True, metavar="key=value,...", help="the standard first"
+    )
+    by_name["compare"].add_argument(
+        "--seeds", nargs="+", type=int, default=[0, 1, 2], metavar="N", help="default: 0 1 2"
     )
     by_name["collect"].add_argument(
         "--groups", type=_positive, default=8, metavar="N", help="tasks to attempt (default: 8)"

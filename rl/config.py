@@ -102,9 +102,10 @@ class LossSection(Section):
 class CriticSection(Section):
     """The critic, where the preset needs one."""
 
-    trunk: Literal["shared", "copy"] = "shared"
-    """What the value head reads: the policy's hidden states, which it leaves alone, or those of a
-    copy of the policy that trains with it."""
+    trunk: Literal["shared", "frozen", "copy"] = "shared"
+    """What the value head reads: the policy's hidden states, which it leaves alone; those of the
+    policy that the run began with, which do not move under it; or those of a copy of it that trains
+    with the head."""
     loss: Literal["bce", "mse"] = "bce"
     """bce takes rewards in [0, 1] and keeps values there."""
     learning_rate: float = Field(default=3e-3, gt=0)

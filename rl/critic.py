@@ -7,7 +7,9 @@ the last token before a turn, which has seen all that the policy sees, and nothi
                   ^ V(s_0)                      ^ V(s_1)     ^ what is left behind the last turn
 
 The states are the policy's (`shared`: no gradient flows back, so the policy does not change), or
-those of a copy of the policy that trains with the head (`copy`). Targets are what came after, all
+those of a copy of it, which stays as it was (`frozen`) or trains with the head (`copy`). A shared
+trunk costs nothing, and moves with every update under a head that has learned to read it: where the
+policy takes large steps, a frozen one is read better. Targets are what came after, all
 of it (lambda = 1; VC-PPO, arXiv 2503.01491): a critic that learned from its own estimates would be
 biased in a way that no window undoes. With rewards in [0, 1] the loss is the binary cross-entropy
 with the reward as a probability, which keeps values there.
@@ -38,10 +40,10 @@ from rl.credit import Critique, grid_options, scored_rows
 from rl.critic_measures import (
     CriticStatistics,
     measure_calibration,
-    measure_explained,
     measure_recognition,
 )
 from rl.effort_budget import EffortBudget
+from rl.mix_weights import Errors
 from rl.turn_rows import Row, TurnValues, build_grid, turn_starts
 from rollout.trajectory import Group, Segment, Trajectory
 
@@ -50,7 +52,7 @@ FILE_NAME = "critic.safetensors"
 REMEMBERED_STEPS = 4
 """Steps of the run whose trajectories the critic learns from: older ones are of another policy."""
 EXPLAINED_DECAY = 0.7
-"""Share that the explained variance of earlier steps keeps: it averages over about three."""
+"""Share that the errors of earlier steps keep: the explained variance is of about three."""
 MAX_GRAD_NORM = 1.0
 
 
@@ -68,7 +70,7 @@ class Lesson:
 
     readings: tuple[Reading, ...]
     states: Float[Tensor, "N D"]
-    """Under the policy of the step."""
+    """Of the trunk as it was in that step."""
     targets: Float[Tensor, " N"]
     """nan at ends of trajectories, which have no turn to learn from."""
 
@@ -111,7 +113,7 @@ class Critic:
             budget: What trajectories may take before they count as failed.
         """
         self.explained_variance: float | None = None
-        """Of held-out outcomes, over the last steps; None before the first."""
+        """Of held-out outcomes, over the last steps; None before any that varies."""
         self.is_restored = False
         """Whether it began with the weights of a checkpoint."""
         self._section = section
@@ -119,14 +121,16 @@ class Critic:
         self._budget = budget
         self._max_batch_tokens = max_batch_tokens
         self._head = ValueHead(policy.config.shape.hidden_size, seed=0)
-        self._trunk = copy.deepcopy(policy) if section.trunk == "copy" else None
+        self._trunk = None if section.trunk == "shared" else copy.deepcopy(policy)
         if self._trunk is not None:
+            self._trunk.requires_grad_(section.trunk == "copy")
             self._trunk.lm_head.requires_grad_(False)
         self._parameters = [p for p in self._modules().parameters() if p.requires_grad]
         self._adamw = torch.optim.AdamW(
             self._parameters, lr=section.learning_rate, weight_decay=0.0
         )
         self._memory: deque[Lesson] = deque(maxlen=REMEMBERED_STEPS)
+        self._errors = Errors()
 
     def study(
         self, groups: Sequence[Group], policy: HybridForCausalLM
@@ -158,10 +162,11 @@ class Critic:
         loss = 0.0
         for _ in range(self._section.steps_per_update):
             loss = self._step()
-        explained = measure_explained(grid)
-        self._update_explained(explained)
+        errors = Errors.of(grid)
+        self._errors = self._errors.faded(EXPLAINED_DECAY) + errors
+        self.explained_variance = self._errors.explained_variance
         statistics = CriticStatistics(
-            explained_variance=explained,
+            explained_variance=errors.explained_variance,
             calibration=measure_calibration(grid),
             recognition=measure_recognition(grid),
             loss=loss,
@@ -236,8 +241,8 @@ class Critic:
         return (numbers - targets).square()
 
     def _states_of(self, lesson: Lesson) -> Iterator[Float[Tensor, "N D"]]:
-        """Give the states of a lesson, in pieces; those of a copied trunk with gradient."""
-        if self._trunk is None:
+        """Give the states of a lesson, in pieces; those of a trunk that trains with gradient."""
+        if self._trunk is None or self._section.trunk == "frozen":
             yield lesson.states
         else:
             yield from self._observe(lesson.readings, self._trunk)
@@ -257,12 +262,6 @@ class Critic:
                 for position in each.positions
             ]
             yield hidden[torch.tensor(positions, dtype=torch.int64)]
-
-    def _update_explained(self, explained: float | None) -> None:
-        if explained is not None:
-            before = self.explained_variance
-            kept = EXPLAINED_DECAY if before is not None else 0.0
-            self.explained_variance = kept * (before or 0.0) + (1 - kept) * explained
 
 
 def read(trajectory: Trajectory) -> list[Reading]:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from rl.baseline import returns_to_go
-from rl.mix_weights import explained_variance
 from rl.turn_grid import TurnGrid
 
 NUM_BINS = 10
@@ -36,12 +35,6 @@ class CriticStatistics:
     """None where no episode surprises."""
     loss: float
     """Mean of the last critic step over its turns: nats under bce, squares under mse."""
-
-
-def measure_explained(grid: TurnGrid) -> float | None:
-    """Return the explained variance, None where all outcomes are equal."""
-    to_go = returns_to_go(grid)[grid.mask]
-    return explained_variance(grid) if np.ptp(to_go) > 0 else None
 
 
 def measure_calibration(grid: TurnGrid) -> float:

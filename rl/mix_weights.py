@@ -22,24 +22,48 @@ from rl.baseline import returns_to_go
 from rl.turn_grid import TurnGrid
 
 
-def explained_variance(grid: TurnGrid) -> float:
-    """Measure which share of the returns' variance the critic foresaw, over all turns.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Squared errors of a critic beside those of the mean return, added up over steps.
 
-    Only held-out trajectories say anything: on those it was fit on, a critic explains noise.
-
-    Returns:
-        At most 1; below 0 for a critic worse than the mean return; 0 if the returns are all equal,
-        which nothing can explain.
-
-    Raises:
-        ValueError: the grid has no values.
+    Over several steps it is the sums that are compared: the mean of the steps' own explained
+    variances would let a step whose outcomes hardly differ, where any error is many times the
+    variance, outvote all others.
     """
-    if grid.values is None:
-        raise ValueError("explained variance needs a critic's values")
-    to_go = returns_to_go(grid)[grid.mask]
-    spread = float(np.square(to_go - to_go.mean()).sum())
-    missed = float(np.square(to_go - grid.values[grid.mask]).sum())
-    return 1.0 - missed / spread if spread > 0 else 0.0
+
+    missed: float = 0.0
+    """Sum of (G - V)^2 over turns."""
+    spread: float = 0.0
+    """Sum of (G - mean G)^2 over turns."""
+
+    @classmethod
+    def of(cls, grid: TurnGrid) -> "Errors":
+        """Measure a critic on a step's trajectories.
+
+        Only held-out ones say anything: on those it was fit on, a critic explains noise.
+
+        Raises:
+            ValueError: the grid has no values.
+        """
+        if grid.values is None:
+            raise ValueError("explained variance needs a critic's values")
+        to_go = returns_to_go(grid)[grid.mask]
+        return cls(
+            missed=float(np.square(to_go - grid.values[grid.mask]).sum()),
+            spread=float(np.square(to_go - to_go.mean()).sum()) if np.ptp(to_go) > 0 else 0.0,
+        )
+
+    def __add__(self, other: "Errors") -> "Errors":
+        return Errors(missed=self.missed + other.missed, spread=self.spread + other.spread)
+
+    def faded(self, share: float) -> "Errors":
+        """Return what is left of them when they count a share of what they did."""
+        return Errors(missed=share * self.missed, spread=share * self.spread)
+
+    @property
+    def explained_variance(self) -> float | None:
+        """At most 1; below 0 for a critic worse than the mean; None where all returns are equal."""
+        return 1.0 - self.missed / self.spread if self.spread > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,6 +102,26 @@ def run_eval(arguments: argparse.Namespace) -> Report:
     return Report(values=result.to_json(), text=text)
 
 
+def run_compare(arguments: argparse.Namespace) -> Report:
+    """`limosa compare`."""
+    from rl.comparison import compare
+
+    files, overrides = split_inputs(arguments.inputs)
+    comparison = compare(files, overrides, arguments.variants, arguments.seeds)
+    table = _table("variant", "trajectories", "mean", "seeds")
+    for name, curve in comparison.curves.items():
+        for place, (count, mean) in enumerate(zip(curve.trajectories, curve.mean, strict=True)):
+            seeds = " ".join(f"{success:.3f}" for success in curve.success[:, place])
+            table.add_row("" if place else name, f"{count:.0f}", f"{mean:.3f}", seeds)
+    level, budget = comparison.level, comparison.budget
+    lines = [f"trajectories to {level:.3f}, where {arguments.variants[0]} ends:"]
+    for name, curve in comparison.curves.items():
+        needed = curve.trajectories_to(level)
+        share = "not reached" if needed is None else f"{needed:.0f} ({needed / budget:.0%})"
+        lines.append(f"  {name}  {share}")
+    return Report(values=comparison.to_json(), text=RichGroup(table, Text("\n".join(lines))))
+
+
 def run_show(arguments: argparse.Namespace) -> Report:
     """`limosa show`."""
     from rl import trajectory_view
@@ -258,6 +278,7 @@ VERBS: Mapping[str, Callable[[argparse.Namespace], Report]] = {
     "warm-start": run_warm_start,
     "collect": run_collect,
     "eval": run_eval,
+    "compare": run_compare,
     "show": run_show,
     "check": run_check,
     "new-env": run_new_env,

@@ -12,7 +12,7 @@ from rl.advantage import Rule, Term, combine
 from rl.baseline import BASELINES
 from rl.credit_bench.layered_process import Episodes, LayeredProcess
 from rl.lag_weights import Gradient, LagEvidence, lag_weighted, no_evidence
-from rl.mix_weights import explained_variance
+from rl.mix_weights import Errors
 from rl.presets import PRESETS
 from rl.scale import RunningSquare
 from rl.temporal import LengthAdaptive
@@ -123,6 +123,6 @@ def estimate(
         values = BASELINES["critic"](grid, 1.0)
         advantages, evidence = lag_weighted(grid, values, gradient, memory.evidence)
         return advantages, replace(memory, evidence=evidence)
-    explained = None if grid.values is None else explained_variance(grid)
+    explained = None if grid.values is None else Errors.of(grid).explained_variance
     advantages, running = combine(grid, estimator.rule.terms_at(explained), memory.running)
     return advantages, replace(memory, running=running)

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 VERBS = (
-    *("train", "warm-start", "collect", "eval", "show", "check"),
+    *("train", "warm-start", "collect", "eval", "compare", "show", "check"),
     *("new-env", "export", "bench", "doctor"),
 )
 

@@ -68,6 +68,21 @@ def test_the_contract_is_played_with_the_tasks_of_the_file(work_folder):
     assert all(detail.startswith("mine/") for detail in details)
 
 
+def test_an_expert_may_take_as_many_turns_as_the_run_allows(work_folder):
+    world = work_folder / "echo_world.py"  # its expert now says nothing 39 times before
+    text = world.read_text()
+    word = 'task.reference["word"]}'
+    late = 'task.reference["word"] if len(messages) == 1 + 2 * 39 else ""}'
+    at_once = "    call = ToolCall"
+    assert (text.count(word), text.count(at_once), text.count("(call,)")) == (1, 1, 1)
+    text = text.replace(word, late).replace(at_once, "    call = lambda messages: ToolCall")
+    world.write_text(text.replace("tool_calls=(call,)", "tool_calls=(call(messages),)"))
+    (((name, details),),) = failures(check(num_tasks=1)).values()
+    assert name == "gold"
+    assert all("attempts" in detail for detail in details)
+    assert failures(check(["rollout.max_turns=40"], 1)) == {"echo": []}
+
+
 def test_every_error_is_found_not_only_the_first(work_folder):
     config = load_config(
         "run.toml",

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from model.config import ModelConfig
 from model.hybrid import build_model
@@ -64,7 +65,7 @@ def groups(build_group):
 
 
 def make_critic(policy, trunk="shared", **fields):
-    steps = 20 if trunk == "shared" else 6  # a copied trunk moves too, and each step runs it
+    steps = 6 if trunk == "copy" else 20  # a copied trunk moves too, and each step runs it
     section = CriticSection(learning_rate=1e-2, steps_per_update=steps, trunk=trunk, **fields)
     return Critic(section, CreditSection(type="tb_gae"), policy, max_batch_tokens=12)
 
@@ -80,7 +81,7 @@ def test_readings_are_split_into_forwards_of_bounded_size(groups):
     assert [len(piece) for piece in split_readings(readings, 1)] == [1, 1, 1, 1]
 
 
-@pytest.mark.parametrize("trunk", ["shared", "copy"])
+@pytest.mark.parametrize("trunk", ["shared", "frozen", "copy"])
 @pytest.mark.parametrize("loss", ["bce", "mse"])
 def test_it_learns_what_decides_and_keeps_the_first_turn_in_the_middle(policy, groups, trunk, loss):
     critic = make_critic(policy, trunk=trunk, loss=loss)
@@ -109,11 +110,24 @@ def test_the_explained_variance_that_decides_moves_slowly(policy, groups):
     critic = make_critic(policy)
     first, _ = critic.study(groups, policy)
     second, statistics = critic.study(groups, policy)
-    expected = 0.7 * first.explained_variance + 0.3 * statistics.explained_variance
+    # Both steps have the same outcomes; the first counts 0.7 of the second.
+    expected = (0.7 * first.explained_variance + statistics.explained_variance) / 1.7
     assert second.explained_variance == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("trunk", ["shared", "copy"])
+def test_a_frozen_trunk_stays_what_it_was(policy, groups, tmp_path):
+    critic = make_critic(policy, trunk="frozen")
+    critic.save(tmp_path)
+    before = load_file(tmp_path / "critic.safetensors")
+    critic.study(groups, policy)
+    critic.save(tmp_path)
+    after = load_file(tmp_path / "critic.safetensors")
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved
+    assert all(name.startswith("head.") for name in moved)
+
+
+@pytest.mark.parametrize("trunk", ["shared", "frozen", "copy"])
 def test_the_policy_stays_as_it_is(policy, groups, trunk):
     before = {name: value.clone() for name, value in policy.state_dict().items()}
     make_critic(policy, trunk=trunk).study(groups, policy)
@@ -121,15 +135,15 @@ def test_the_policy_stays_as_it_is(policy, groups, trunk):
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 
-@pytest.mark.parametrize("trunk", ["shared", "copy"])
-def test_a_copied_trunk_does_not_follow_the_policy_and_a_shared_one_does(policy, groups, trunk):
+@pytest.mark.parametrize("trunk", ["shared", "frozen", "copy"])
+def test_only_a_shared_trunk_follows_the_policy(policy, groups, trunk):
     values = []
     for second in (policy, build_model(SHAPE, seed=1)):
         critic = make_critic(policy, trunk=trunk)
         critic.study(groups, policy)
         critique, _ = critic.study(groups, second)
         values.append(critique.values["task#0@0"].before)
-    assert (values[0] == pytest.approx(values[1], abs=1e-6)) == (trunk == "copy")
+    assert (values[0] == pytest.approx(values[1], abs=1e-6)) == (trunk != "shared")
     assert values[0][1] > 0.5
 
 
@@ -152,7 +166,7 @@ def test_equal_outcomes_say_nothing_of_the_critic_but_are_learned(policy, build_
     assert statistics.loss < 0.69
 
 
-@pytest.mark.parametrize("trunk", ["shared", "copy"])
+@pytest.mark.parametrize("trunk", ["shared", "frozen", "copy"])
 def test_a_saved_critic_judges_as_it_did(policy, groups, trunk, tmp_path):
     critic = make_critic(policy, trunk=trunk)
     critic.study(groups, policy)

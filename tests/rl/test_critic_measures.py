@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rl.critic_measures import measure_calibration, measure_explained, measure_recognition
+from rl.critic_measures import measure_calibration, measure_recognition
+from rl.mix_weights import Errors
 from rl.turn_grid import TurnGrid
 
 
@@ -20,15 +21,38 @@ def grid_of(values, outcomes):
     )
 
 
+def explained(grid):
+    return Errors.of(grid).explained_variance
+
+
 def test_a_critic_that_knows_explains_all_and_a_constant_nothing():
     outcomes = [1.0, 0.0]
-    assert measure_explained(grid_of([[1, 1], [0, 0]], outcomes)) == pytest.approx(1.0)
-    assert measure_explained(grid_of([[0.5, 0.5]] * 2, outcomes)) == pytest.approx(0.0)
-    assert measure_explained(grid_of([[0, 0], [1, 1]], outcomes)) == pytest.approx(-3.0)
+    assert explained(grid_of([[1, 1], [0, 0]], outcomes)) == pytest.approx(1.0)
+    assert explained(grid_of([[0.5, 0.5]] * 2, outcomes)) == pytest.approx(0.0)
+    assert explained(grid_of([[0, 0], [1, 1]], outcomes)) == pytest.approx(-3.0)
 
 
 def test_equal_outcomes_leave_nothing_to_explain():
-    assert measure_explained(grid_of([[0.3, 0.9]] * 2, [1.0, 1.0])) is None
+    assert explained(grid_of([[0.3, 0.9]] * 2, [1.0, 1.0])) is None
+
+
+def test_a_step_whose_outcomes_hardly_differ_has_little_say_in_what_is_explained():
+    known = Errors.of(grid_of([[0.9], [0.1]] * 8, [1.0, 0.0] * 8))
+    odd = Errors.of(grid_of([[0.9]] * 16, [1.0] * 15 + [0.0]))
+    assert known.explained_variance == pytest.approx(0.96)
+    assert odd.explained_variance == pytest.approx(-0.024, abs=1e-3)
+    flat = Errors.of(grid_of([[0.6]] * 16, [1.0] * 15 + [0.0]))
+    assert flat.explained_variance == pytest.approx(-1.944, abs=1e-3)
+    # The mean of the two would be below 0.
+    assert (known + flat).explained_variance == pytest.approx(0.409, abs=1e-3)
+    assert (known.faded(0.5) + known).explained_variance == pytest.approx(0.96)
+
+
+def test_a_step_with_equal_outcomes_still_counts_what_the_critic_missed():
+    known = Errors.of(grid_of([[1.0], [0.0]], [1.0, 0.0]))
+    equal = Errors.of(grid_of([[0.5], [0.5]], [1.0, 1.0]))
+    assert equal.explained_variance is None
+    assert (known + equal).explained_variance == pytest.approx(0.0)
 
 
 def test_calibration_is_the_distance_of_values_from_how_often_they_come_true():

@@ -1,0 +1,134 @@
+"""The long reading: one choice that counts, a hundred that do not, and a script for all of them."""
+
+import random
+
+import pytest
+
+from envs.check import check_environment
+from envs.elements import load_elements
+from envs.environment import Split, ToolError
+from envs.episode import StopReason
+from envs.long_reading import (
+    END,
+    NOTHING,
+    SPEC,
+    SUBJECTS,
+    VOLUMES,
+    LongReading,
+    list_contents,
+    make_expert,
+    make_tasks,
+)
+from envs.messages import Role
+from envs.play import play
+
+TASKS = {task.id: task for split in Split for task in make_tasks(split)}
+
+
+def open_episode(leaves: int = 3) -> LongReading:
+    world = LongReading()
+    question = "gallium: what is it used for?"
+    world.reset(question=question, element="gallium", subject="purpose", leaves=leaves)
+    return world
+
+
+def test_no_other_volume_states_the_fact_of_a_task():
+    for task in TASKS.values():
+        element = load_elements()[task.data["element"]]
+        key = task.id.rpartition("-")[2]
+        volumes = [volume for volume in VOLUMES if key in list_contents(element, volume)]
+        assert volumes == [task.reference["volume"]]
+    assert "long_reading/gallium-year" not in TASKS  # its description names the year, too
+    assert {subject.volume for subject in SUBJECTS} == set(VOLUMES)
+
+
+def test_a_fact_of_a_task_is_on_the_page_of_its_volume():
+    for task in TASKS.values():
+        element = load_elements()[task.data["element"]]
+        key = task.id.rpartition("-")[2]
+        page = element.pages[task.reference["volume"]]
+        assert element.facts.get(key, page.text) in page.text
+
+
+def test_taking_a_volume_shows_whether_it_states_what_was_asked():
+    shown = {volume: open_episode().take(volume) for volume in VOLUMES}
+    assert shown == dict.fromkeys(VOLUMES, NOTHING) | {"uses": "purpose"}
+
+
+def test_a_volume_without_a_page_about_the_element_states_nothing():
+    element = next(each for each in load_elements().values() if "uses" not in each.pages)
+    world = LongReading()
+    question = f"{element.name}: how is it abbreviated?"
+    world.reset(question=question, element=element.name, subject="symbol", leaves=3)
+    assert world.take("uses") == NOTHING
+
+
+def test_a_volume_is_taken_once_and_before_anything_else():
+    world = open_episode()
+    for turn in (world.read, world.skim):
+        with pytest.raises(ToolError, match="take a volume first"):
+            turn()
+    with pytest.raises(ToolError, match="the volumes are table, history"):
+        world.take("novel")
+    world.take("uses")
+    with pytest.raises(ToolError, match="one is taken"):
+        world.take("history")
+
+
+def test_reading_and_skimming_show_the_same_leaves():
+    readers = [open_episode(), open_episode()]
+    for world in readers:
+        world.take("table")
+    assert [readers[0].read() for _ in range(3)] == [readers[1].skim() for _ in range(3)]
+
+
+def test_the_volume_counts_only_when_its_last_leaf_is_turned():
+    world = open_episode(leaves=2)
+    world.take("uses")
+    assert world.read() == "H"
+    assert not world.done()
+    assert world.artifacts() == {}
+    assert world.read() == END
+    assert world.done()
+    assert world.artifacts() == {"volume": "uses"}
+
+
+def test_as_many_leaves_as_there_are_elements_can_be_asked_for():
+    assert make_tasks(Split.TRAIN, leaves=118)[0].data["leaves"] == 118
+    for leaves in (0, 119):
+        with pytest.raises(ValueError, match=r"is not in \[1, 118\]"):
+            make_tasks(Split.TRAIN, leaves=leaves)
+
+
+def test_what_is_asked_can_be_chosen():
+    tasks = [task for split in Split for task in make_tasks(split, subjects=["look", "origin"])]
+    assert {task.data["subject"] for task in tasks} == {"look", "origin"}
+    for subjects in ([], ["colour"]):
+        with pytest.raises(ValueError, match="there are year, place, symbol"):
+            make_tasks(Split.TRAIN, subjects=subjects)
+
+
+async def test_an_episode_has_a_turn_for_every_leaf_and_one_for_the_choice():
+    task = TASKS["long_reading/gallium-place"]
+    episode = await play(SPEC, task, make_expert(task, random.Random(0)))
+    assert episode.stop is StopReason.FINISHED
+    assert sum(message.role is Role.POLICY for message in episode.messages) == 101
+
+
+async def test_the_expert_takes_every_volume_alike_and_reads_on_where_it_found_the_fact():
+    counts = dict.fromkeys(VOLUMES, 0)
+    read = {True: [], False: []}
+    for seed in range(100):
+        task = TASKS["long_reading/gallium-place"]
+        episode = await play(SPEC, task, make_expert(task, random.Random(seed)))
+        calls = [call.name for message in episode.messages for call in message.tool_calls]
+        volume = episode.artifacts["volume"]
+        counts[volume] += 1
+        read[volume == "history"].append(calls.count("read") / 100)
+    assert min(counts.values()) >= 10
+    assert sum(read[True]) / len(read[True]) == pytest.approx(0.8, abs=0.05)
+    assert sum(read[False]) / len(read[False]) == pytest.approx(0.2, abs=0.05)
+
+
+async def test_the_environment_passes_its_check():
+    assert await check_environment(SPEC, num_tasks=2) == []
