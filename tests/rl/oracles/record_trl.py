@@ -134,7 +134,7 @@ def loss_cases():
         trainer.epsilon_high = CLIP_HIGH
         results["bnpo, two micro-batches"] = [
             [number / 2 for number in row]
-            for part in (slice(0, 2), slice(2, 4))
+            for part in (slice(0, 1), slice(1, 4))
             for row in loss_gradient(trainer, inputs, "bnpo", part)
         ]
         trainer.importance_sampling_level = "sequence"
@@ -201,6 +201,8 @@ def loss_gradient(trainer, inputs, loss_type, part=slice(None)):
 
 
 if __name__ == "__main__":
+    # Or what is computed from whole numbers and Python's floats would be float32.
+    torch.set_default_dtype(torch.float64)
     PARTS = (advantage_cases, loss_cases, divergence_cases)
     recording.record(
         "trl", ["trl", "transformers", "torch"], {n: c for part in PARTS for n, c in part()}

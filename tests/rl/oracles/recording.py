@@ -38,12 +38,12 @@ def tokens(seed, rows=4, most=7, spread=0.5):
     """Log-probs of tokens under the policy and under what sampled them, masked, with advantages.
 
     The mask has holes, as where a tool replied; no row is empty, and their counts differ. Every
-    trajectory has one advantage.
+    trajectory has one advantage, and signs alternate.
     """
     random = np.random.default_rng(seed)
     shape = (rows, most)
     lengths = 2 + (np.arange(rows) * 2) % (most - 1)
-    mask = (np.arange(most) < lengths[:, None]) & (random.random(shape) < 0.8)
+    mask = (np.arange(most) < lengths[:, None]) & (random.random(shape) < 0.85)
     mask[:, 0] = True
     behavior = -0.1 - 3.0 * random.random(shape)
     policy = np.minimum(behavior + spread * random.normal(size=shape), -0.001)
@@ -51,7 +51,7 @@ def tokens(seed, rows=4, most=7, spread=0.5):
         "mask": mask.astype(int).tolist(),
         "behavior_logprobs": numbers(behavior),
         "logprobs": numbers(policy),
-        "advantages": numbers(random.normal(size=rows)),
+        "advantages": numbers((-1.0) ** np.arange(rows) * (0.2 + random.random(rows))),
     }
 
 
