@@ -16,7 +16,14 @@ from rl.config import CreditSection
 from rl.credit import assign_credit
 from rl.presets import PRESETS
 from rl.scale import EPSILON, RunningSquare, batch_std, group_std
-from rl.temporal import LengthAdaptive, gae, outcome, reward_to_go
+from rl.temporal import (
+    LengthAdaptive,
+    gae,
+    lambda_of_trajectory,
+    outcome,
+    reward_to_go,
+    surprises,
+)
 from rl.turn_grid import TurnGrid
 from rl.turn_rows import spread
 from rollout.trajectory import Segment, Source, TokenSpan
@@ -111,7 +118,7 @@ def test_disagreement_torchrl_takes_a_cut_for_an_end_unless_it_is_told(recorded)
 
     Ours is right: with a budget that the policy cannot see, the rest of the episode exists and is
     worth what the critic expects of it; as an end, a cut punishes whatever the policy was doing.
-    verl, slime and SkyRL know ends alone.
+    verl knows ends alone: its recursion starts from 0.
     """
     case = recorded("torchrl", "lambda 0.95, gamma 1.0")
     grid = grid_of(case["inputs"])
@@ -174,7 +181,7 @@ def test_disagreement_a_value_for_each_token_moves_advantages_within_a_turn(toke
     alone, so inside a turn it would be asked for what it never learned. The expected gradient is
     the same, V_t being a baseline that does not depend on token t.
     """
-    case, of_turn, _ = token_case
+    case, _, _ = token_case
     inputs = case["inputs"]
     theirs = np.array(case["results"]["decay at turn ends, a value per token"])
     own_values = np.concatenate(inputs["token_values"])
@@ -195,7 +202,7 @@ def test_disagreement_a_value_for_each_token_moves_advantages_within_a_turn(toke
 
 
 def test_disagreement_a_decay_at_every_token_makes_long_replies_a_long_time(token_case):
-    """One lambda for all tokens, as slime and SkyRL have it: replies and long turns take time.
+    """One lambda for all tokens: replies and long turns take time.
 
     Ours is right: how much of a later surprise is due to a turn does not depend on how verbose a
     tool is. Five tokens of reply after the first turn shrink what reaches it from 0.72 to 0.72^6.
@@ -206,6 +213,41 @@ def test_disagreement_a_decay_at_every_token_makes_long_replies_a_long_time(toke
     assert theirs[:3] == pytest.approx([-0.2780, -0.2604, -0.2360], abs=1e-4)
     assert of_turn[2] == pytest.approx(0.1954, abs=1e-4)
     assert theirs[4:8] == pytest.approx([0.3810, 0.4546, 0.5568, 0.6987], abs=1e-4)
+
+
+def test_disagreement_a_window_that_is_a_share_of_the_tokens_is_longer_after_long_turns(recorded):
+    """VAPO and SAO set lambda = 1 - 1/(alpha l), l in tokens of the policy; ours counts turns.
+
+    Ours is right: their lambda makes the same two turns of one trajectory nearer or further from
+    each other as the turns between them are short or long. Of the last turn's surprise 0.58 reach
+    the first turn, whatever they wrote; by tokens, 0.54 the first token of that turn and 0.62 its
+    last.
+    """
+    case = recorded("rlax", "tokens")
+    inputs = case["inputs"]
+    theirs = np.array(case["results"]["a window that is a share of the tokens"])
+    grid = grid_of(
+        {
+            "lengths": [4],
+            "rewards": [inputs["rewards"]],
+            "values": [inputs["values"]],
+            "final_values": [inputs["final_value"]],
+        }
+    )
+    rule = LengthAdaptive(alpha=1.5)
+    surprise = surprises(grid, grid.values)[0]
+    ends = np.cumsum(inputs["turn_tokens"]) - 1
+    lam = 1 - 1 / (1.5 * 10)
+    by_tokens = [
+        sum(lam ** (end - t) * delta for end, delta in zip(ends, surprise, strict=True) if end >= t)
+        for t in range(10)
+    ]
+    assert theirs == close(by_tokens)
+    assert [lam ** (ends[-1] - t) for t in (0, 2)] == pytest.approx([0.537, 0.617], abs=1e-3)
+    [share] = lambda_of_trajectory(grid, rule) ** 3
+    assert share == pytest.approx(0.579, abs=1e-3)
+    ours = gae(grid, grid.values, rule)[0]
+    assert ours[0] == close(sum(share ** (k / 3) * surprise[k] for k in range(4)))
 
 
 def test_gae_that_carries_over_observed_tokens_is_that_of_verl(recorded):
@@ -266,9 +308,8 @@ def test_returns_to_go_that_carry_over_observed_tokens_are_those_of_verl(recorde
 def test_disagreement_verl_centres_by_the_mean_token_and_ours_by_the_mean_trajectory(recorded):
     """The preset reinforce_pp expects the mean return of a trajectory, and scales over turns.
 
-    The mean over tokens (here one for each turn) counts a trajectory by its length: where failures
-    are long it is below the mean return, and the average attempt counts as a success. Subtracting
-    it is no bias under a constant denominator; it is the larger variance of the two.
+    The mean over tokens counts a trajectory by its length: where failures are long it lies below
+    the mean return, and the average attempt counts as a success.
     """
     case = recorded("verl", "outcomes")
     grid = outcomes_of(case["inputs"])
@@ -334,9 +375,8 @@ def test_members_without_a_score_are_in_no_baseline_as_in_trl(
 def test_disagreement_verl_gives_a_trajectory_without_siblings_its_raw_reward(recorded):
     """GRPO and RLOO of a single attempt: verl's advantage is the reward, ours is 0.
 
-    Nothing is known of what was to be expected. A raw reward of 1 pushes every single success up
-    and no failure down, and it is a hundred times the usual advantage of a task that is solved.
-    SkyRL's RLOO, ROLL and TRL give 0 too.
+    Nothing is known of what was to be expected. A raw reward pushes a success up whether or not the
+    policy always succeeds there, and never a failure down. TRL gives 0 too.
     """
     case = recorded("verl", "outcomes, two alone")
     grid = outcomes_of(case["inputs"])

@@ -184,10 +184,10 @@ def test_disagreement_verl_stops_a_token_that_failed_and_became_much_likelier(re
 
 
 def test_disagreement_verl_bounds_the_ratio_of_dppo_by_three(recorded):
-    """verl's dppo_tv takes the dual clip's bound for its ratio: 3 where the paper advises 20.
+    """verl's dppo_tv bounds the ratio by 20, but its configuration sets 3, the dual clip's bound.
 
-    Ours leaves the ratio as it is: below a change of probability of 0.1 it is large only for rare
-    tokens, and bounding it there is a bias against the very tokens that the region lets move.
+    Ours leaves the ratio as it is. Both tokens here failed and became likelier: a bounded weight
+    pushes them back less, the further they went.
     """
     case = recorded("verl", "dppo_tv, large ratios")
     inputs = case["inputs"]
@@ -198,7 +198,7 @@ def test_disagreement_verl_bounds_the_ratio_of_dppo_by_three(recorded):
 
 
 def test_disagreement_trl_reads_the_bound_of_cispo_as_the_ratio_itself(recorded):
-    """`epsilon_high` 0.28 is a ratio of 1.28 in all losses of TRL, and of 0.28 in its cispo.
+    """`epsilon_high` 0.28 is a ratio of 1.28 in TRL's other losses, and of 0.28 in its cispo.
 
     Ours names ratios, low and high, in every region. With 0.28 as the ratio every token of an
     on-policy batch is cut to 28 % of its gradient, and ratios say nothing any more.
@@ -330,8 +330,8 @@ def test_a_divergence_and_its_gradient_are_those_of_verl(recorded, name):
 def test_disagreement_verl_lets_go_of_a_token_whose_divergence_is_above_ten(recorded):
     """At log pi / mu = -4, k3 is 49.6; verl says 10, and its gradient is 0.
 
-    Ours has no clamp, as TRL has none: the token that went furthest from where it was sampled would
-    be the only one that nothing pulls back. Large gradients are the optimizer's clipping's business.
+    Ours has no clamp, as TRL has none: the token that went furthest would be the one that
+    nothing pulls back. What is large is bounded by the learner, which clips the gradient's norm.
     """
     verl = recorded("verl", "divergence")
     trl = recorded("trl", "divergence")
@@ -347,12 +347,11 @@ def test_disagreement_verl_lets_go_of_a_token_whose_divergence_is_above_ten(reco
 
 
 def test_disagreement_trl_weighs_its_divergence_by_the_ratio(recorded):
-    """By default TRL differentiates ratio * k3, which is ratio * log(ratio): k2's gradient, weighed.
+    """By default TRL differentiates ratio * k3: ratio * log(ratio), k2's gradient weighed.
 
-    That is exact for KL(pi || mu) on tokens of mu, and pulls a token that became rarer by 0.07
-    where k2 pulls by 4, one that became likelier by 218. Ours weighs nothing: k2 is exact where the
-    policy is what sampled, and between that and the trust region's bounds its pull has the size of
-    the step that it undoes.
+    That is KL(pi || mu) without bias on tokens of mu, at the price of a pull of 218 on a token that
+    became e^4 times likelier and of 0.07 on one that became as much rarer. Ours weighs nothing: k2
+    pulls both by 4, and has no bias at ratio 1, near which the trust region keeps the tokens.
     """
     case = recorded("trl", "divergence")
     log_ratios = tensor(case["inputs"]["log_ratios"]).requires_grad_()

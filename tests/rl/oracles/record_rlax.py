@@ -5,7 +5,7 @@ import numpy as np
 import recording
 import rlax
 
-jax.config.update("jax_enable_x64", True)  # noqa: FBT003 - jax's own signature
+jax.config.update("jax_enable_x64", True)
 
 WINDOWS = [(0.95, 1.0), (0.8, 0.9), (0.0, 0.9), (1.0, 1.0)]
 """lambda and gamma per turn."""
@@ -89,6 +89,7 @@ def token_cases():
                 "decay at turn ends, a value per turn": boundary,
                 "decay at turn ends, a value per token": own_values,
                 "decay at every token": at_every_token(inputs),
+                "a window that is a share of the tokens": over_written_tokens(inputs),
             },
         },
     )
@@ -124,6 +125,17 @@ def at_every_token(inputs):
         rewards, inputs["gamma"] * ones, inputs["lam"] * ones, [*values, inputs["final_value"]]
     )
     return [number for number, wrote in zip(answer, is_policy, strict=True) if wrote]
+
+
+def over_written_tokens(inputs):
+    """Tokens of the policy alone, undiscounted, lambda length-adaptive in tokens."""
+    total = sum(inputs["turn_tokens"])
+    rewards, values = [], []
+    for reward, (value, count) in zip(inputs["rewards"], values_and_tokens(inputs), strict=True):
+        rewards += [0.0] * (count - 1) + [reward]
+        values += [value] * count
+    lambdas = np.full(total, 1 - 1 / (ALPHA * total))
+    return advantages(rewards, np.ones(total), lambdas, [*values, inputs["final_value"]])
 
 
 if __name__ == "__main__":
