@@ -16,6 +16,7 @@ PYTHON312 ?= python3.12
 VENV := .venv
 CACHE := $(or $(LIMOSA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/limosa)
 ADAPTERS := $(CACHE)/adapters
+ORACLES := $(CACHE)/oracles
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check --quiet
 
 # A stamp names the content it was made from, so that a changed lock or entry point, or a moved
@@ -25,7 +26,7 @@ PROJECT_KEY := $(shell { echo '$(CURDIR)'; awk '/^\[/ { keep = /^\[(build-system
 PACKAGES_STAMP := $(VENV)/packages-$(LOCK_KEY)
 PROJECT_STAMP := $(VENV)/project-$(LOCK_KEY)-$(PROJECT_KEY)
 
-.PHONY: help install quickstart corpora adapters test test-fast format clean
+.PHONY: help install quickstart corpora adapters oracles test test-fast format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +63,22 @@ adapter = if [ -e '$(ADAPTERS)/$(1)/$(3)' ]; then echo "$(1): up to date"; else 
   rm -rf '$(ADAPTERS)/$(1)' && $(2) -m venv '$(ADAPTERS)/$(1)' && \
   '$(ADAPTERS)/$(1)/bin/python' -m pip install --disable-pip-version-check --quiet $(3) && \
   touch '$(ADAPTERS)/$(1)/$(3)'; fi
+
+oracles: $(PROJECT_STAMP) ## ask foreign packages for their advantages and losses anew: tests/rl/oracles
+	@$(call oracle,rlax,,rlax==0.1.9 jax==0.10.2)
+	@$(call oracle,torchrl,$(TORCH),torchrl==0.14.1)
+	@$(call oracle,verl,$(TORCH),numpy==2.4.6 tensordict==0.10.0 transformers==5.10.2 ray==2.49.0 omegaconf==2.3.1 codetiming==1.4.0,verl==0.9.1)
+	@echo "trl: asking the one of requirements.lock"; $(VENV)/bin/python -W ignore tests/rl/oracles/record_trl.py
+
+# oracle NAME,TORCH,REQUIREMENTS,REQUIREMENTS WITHOUT THEIR DEPENDENCIES: an environment of its own,
+# and in it tests/rl/oracles/record_NAME.py. verl asks for much that its pure functions never load.
+oracle = folder='$(ORACLES)/$(1)'; stamp="$$folder/$$(echo '$(2) $(3) $(4)' | sha256sum | cut -c1-16)"; \
+  if [ ! -e "$$stamp" ]; then echo "$(1): installing $(2) $(3) $(4) in $$folder"; \
+  rm -rf "$$folder"; $(PYTHON) -m venv "$$folder"; \
+  pip="$$folder/bin/python -m pip install --disable-pip-version-check --quiet"; \
+  $(if $(2),$$pip $(2) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX));) $$pip $(3); \
+  $(if $(4),$$pip --no-deps $(4);) touch "$$stamp"; fi; \
+  echo "$(1): asking"; "$$folder/bin/python" tests/rl/oracles/record_$(1).py
 
 format: $(PROJECT_STAMP) ## rewrite the sources in the project's format
 	$(VENV)/bin/ruff format .

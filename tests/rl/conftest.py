@@ -17,6 +17,7 @@ from rl.turn_grid import TurnGrid
 from rollout.tokenizer import Tokenizer
 from rollout.trajectory import Group, Segment, Source, TokenSpan, Trajectory
 
+ORACLES = Path(__file__).parent / "oracles"
 SegmentBuilder = Callable[..., Segment]
 GroupBuilder = Callable[..., Group]
 
@@ -93,6 +94,14 @@ def build_segment() -> SegmentBuilder:
 @pytest.fixture(scope="session")
 def build_group() -> GroupBuilder:
     return _build_group
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Callable[[str, str], dict]:
+    """Read what a foreign package answered to a case: `inputs` and `results`."""
+    return lambda package, case: json.loads((ORACLES / f"{package}.json").read_text())["cases"][
+        case
+    ]
 
 
 def _build_grid(
