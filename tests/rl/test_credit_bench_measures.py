@@ -51,6 +51,16 @@ def test_noise_is_variance_and_what_follows_the_state_is_bias(batch):
     assert found.variance == pytest.approx(0.0, abs=1e-9)
 
 
+def test_the_spread_of_a_few_estimates_is_no_bias(batch):
+    truth, episodes = batch
+    few = episodes.select(slice(24))
+    true = truth.advantages_of(few)
+    noise = np.random.default_rng(1).normal(size=true.shape) * true.std()
+    found = measure(truth, [scored(few, true + noise)])
+    assert found.variance > 0.7
+    assert found.bias < 0.03  # the square of the mean of a dozen has 1 / 12 of their variance
+
+
 def test_the_mean_square_is_what_the_correlation_says(batch):
     truth, episodes = batch
     outcome = np.broadcast_to(episodes.outcomes[:, None], (3000, 40)) - 1 / 16
@@ -70,6 +80,8 @@ def test_an_estimate_that_does_not_go_with_the_truth_has_no_scale(batch):
 def test_pivotal_turns_are_told_from_others_by_size(batch):
     truth, episodes = batch
     assert measures.pivot_auroc(truth, scored(episodes, truth.advantages_of(episodes))) == 1.0
+    large = np.abs(truth.advantages_of(episodes)) > 0.1  # all doors but the first
+    assert measures.pivot_auroc(truth, scored(episodes, 1.0 * large)) == 1.0
     noise = np.random.default_rng(1).normal(size=(3000, 40))
     assert measures.pivot_auroc(truth, scored(episodes, noise)) == pytest.approx(0.5, abs=0.02)
     assert measures.pivot_auroc(truth, scored(episodes, np.ones((3000, 40)))) == 0.5
