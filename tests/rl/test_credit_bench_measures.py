@@ -109,6 +109,17 @@ def test_the_estimated_gradient_is_that_of_the_mean_log_probability(batch):
     assert np.allclose(found.sum(axis=1), 0.0)
 
 
+def test_the_ratio_of_a_turn_multiplies_its_gradient(batch):
+    truth, episodes = batch
+    true = truth.advantages_of(episodes)
+    weights = np.random.default_rng(3).uniform(0.2, 4.0, size=true.shape) * (np.arange(40) > 10)
+    weighted = Scored(episodes=episodes, advantages=true, weights=weights)
+    assert measures.cosine(truth, weighted) == pytest.approx(
+        measures.cosine(truth, scored(episodes, true * weights))
+    )
+    assert measures.cosine(truth, weighted) < measures.cosine(truth, scored(episodes, true)) - 0.01
+
+
 def test_a_short_window_beats_a_broadcast_outcome_at_equal_environment_steps():
     process = build_environment("KeyDoor", 200)
     names = ("rloo", "critic_lambda_1", "tb_gae", "tb_gae_mix")
