@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rl.advantage import combine
-from rl.credit_bench import critics, measures
-from rl.credit_bench.comparison import compare
+from rl.credit_bench import comparison, critics, measures
+from rl.credit_bench.comparison import EPISODES_PER_BATCH, compare
 from rl.credit_bench.environments import build_environment
 from rl.credit_bench.estimators import ESTIMATORS, turn_grid
 from rl.credit_bench.exact import evaluate, uniform_policy
@@ -134,6 +134,27 @@ def test_every_estimator_can_be_measured_in_every_kind_of_process():
         found = compare(build_environment(name, 12), list(ESTIMATORS.values()), 1, seed=0)
         assert set(found) == set(ESTIMATORS)
         assert all(np.isfinite(one.corr) for one in found.values())
+
+
+def test_a_critic_pays_for_its_episodes_and_judges_others(monkeypatch):
+    parts = {}
+
+    def fit(process, earlier):
+        parts["earlier"] = earlier
+        return np.zeros((process.horizon, process.num_views, 1))
+
+    def judge(_truth, batches):
+        parts[len(parts)] = batches[0].episodes
+        return None
+
+    monkeypatch.setattr(critics, "linear", fit)
+    monkeypatch.setattr(comparison, "measure", judge)
+    names = [ESTIMATORS["rloo"], ESTIMATORS["tb_gae"]]
+    compare(build_environment("KeyDoor", 40), names, batches=1, seed=0)
+    earlier, everything, judged = parts.values()
+    assert len(everything.outcomes) == EPISODES_PER_BATCH
+    assert len(earlier.outcomes) + len(judged.outcomes) == EPISODES_PER_BATCH
+    assert not (earlier.contexts[:, None] == judged.contexts).all(axis=2).any()
 
 
 def test_branches_pay_for_every_turn_they_take():
