@@ -145,7 +145,6 @@ def test_a_critic_pays_for_its_episodes_and_judges_others(monkeypatch):
 
     def judge(_truth, batches):
         parts[len(parts)] = batches[0].episodes
-        return None
 
     monkeypatch.setattr(critics, "linear", fit)
     monkeypatch.setattr(comparison, "measure", judge)
