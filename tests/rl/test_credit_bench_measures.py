@@ -129,6 +129,17 @@ def test_a_short_window_beats_a_broadcast_outcome_at_equal_environment_steps():
     assert found["tb_gae"].cosine > found["rloo"].cosine + 0.1
 
 
+def test_what_was_learned_of_earlier_batches_counts_in_the_next():
+    process = build_environment("KeyDoor", 100)
+    names = ("critic_lambda_1", "lag_weighted")
+    alone, several = (
+        compare(process, [ESTIMATORS[name] for name in names], batches, seed=0)
+        for batches in (1, 4)
+    )
+    assert alone["lag_weighted"].corr == pytest.approx(alone["critic_lambda_1"].corr)
+    assert several["lag_weighted"].corr > 3 * several["critic_lambda_1"].corr
+
+
 def test_every_estimator_can_be_measured_in_every_kind_of_process():
     for name in ("KeyDoor(0.1)", "VarLen", "AliasMaze", "Stale"):
         found = compare(build_environment(name, 12), list(ESTIMATORS.values()), 1, seed=0)
