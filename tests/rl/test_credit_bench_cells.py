@@ -12,11 +12,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from rl.cli import parse_command
-from rl.credit_bench import bench, cells
+from rl.credit_bench import bench, cells, critics
 from rl.credit_bench.cells import Cell, measure_cells
 from rl.credit_bench.environments import build_environment
 from rl.credit_bench.estimators import ESTIMATORS
-from rl.credit_bench.learning import learn
+from rl.credit_bench.learning import CRITIC_MEMORY, EPISODES_PER_STEP, learn
 from rl.credit_bench.plot import draw
 from rl.credit_bench.report import COLUMNS, curves_of, to_json
 
@@ -51,6 +51,7 @@ def test_a_window_learns_faster_than_a_broadcast_outcome():
         name: learn(process, ESTIMATORS[name], seeds=3, seed=0).trajectories_to_90
         for name in ("rloo", "tb_gae", "tb_gae_mix", "lag_weighted")
     }
+    assert 1000 < needed["rloo"] < 2500
     assert needed["tb_gae"] < 0.5 * needed["rloo"]
     assert needed["tb_gae_mix"] < 0.6 * needed["rloo"]
     assert needed["lag_weighted"] < 0.5 * needed["rloo"]
@@ -76,6 +77,29 @@ def test_a_policy_learns_more_slowly_from_what_another_one_does():
     own, same, other = (result.trajectories_to_90 for result in needed)
     assert own == same
     assert other > 1.2 * own
+
+
+def test_a_learning_critic_knows_the_batches_before_the_present_one(monkeypatch):
+    known = []
+    fit = critics.fit_linear
+
+    def watched(process, evidence):
+        known.append(float(evidence.counts.sum()))
+        return fit(process, evidence)
+
+    monkeypatch.setattr(critics, "fit_linear", watched)
+    monkeypatch.setattr("rl.credit_bench.learning.MAX_STEPS", 3)
+    learn(build_environment("KeyDoor", 10), ESTIMATORS["tb_gae"], seeds=1, seed=0)
+    turns = EPISODES_PER_STEP * 10
+    assert known == pytest.approx([turns, turns * (1 + CRITIC_MEMORY)])  # at steps 2 and 3
+
+
+def test_turns_whose_ratio_is_out_of_bounds_teach_nothing(monkeypatch):
+    monkeypatch.setattr("rl.credit_bench.learning.MAX_STEPS", 30)
+    process = build_environment("KeyDoor", 10)
+    assert learn(process, ESTIMATORS["rloo"], seeds=1, seed=0).trajectories_to_90
+    monkeypatch.setattr("rl.credit_bench.learning.ratios", lambda *_: 0.0)
+    assert learn(process, ESTIMATORS["rloo"], seeds=1, seed=0).trajectories_to_90 is None
 
 
 def test_a_policy_learns_with_no_critic_but_the_linear_one():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from rl.advantage import combine
-from rl.credit_bench import critics, measures
-from rl.credit_bench.comparison import compare
+from rl.credit_bench import comparison, critics, measures
+from rl.credit_bench.comparison import EPISODES_PER_BATCH, compare
 from rl.credit_bench.environments import build_environment
 from rl.credit_bench.estimators import ESTIMATORS, turn_grid
 from rl.credit_bench.exact import evaluate, uniform_policy
@@ -51,6 +51,16 @@ def test_noise_is_variance_and_what_follows_the_state_is_bias(batch):
     assert found.variance == pytest.approx(0.0, abs=1e-9)
 
 
+def test_the_spread_of_a_few_estimates_is_no_bias(batch):
+    truth, episodes = batch
+    few = episodes.select(slice(24))
+    true = truth.advantages_of(few)
+    noise = np.random.default_rng(1).normal(size=true.shape) * true.std()
+    found = measure(truth, [scored(few, true + noise)])
+    assert found.variance > 0.7
+    assert found.bias < 0.03  # the square of the mean of a dozen has 1 / 12 of their variance
+
+
 def test_the_mean_square_is_what_the_correlation_says(batch):
     truth, episodes = batch
     outcome = np.broadcast_to(episodes.outcomes[:, None], (3000, 40)) - 1 / 16
@@ -70,6 +80,8 @@ def test_an_estimate_that_does_not_go_with_the_truth_has_no_scale(batch):
 def test_pivotal_turns_are_told_from_others_by_size(batch):
     truth, episodes = batch
     assert measures.pivot_auroc(truth, scored(episodes, truth.advantages_of(episodes))) == 1.0
+    large = np.abs(truth.advantages_of(episodes)) > 0.1  # all doors but the first
+    assert measures.pivot_auroc(truth, scored(episodes, 1.0 * large)) == 1.0
     noise = np.random.default_rng(1).normal(size=(3000, 40))
     assert measures.pivot_auroc(truth, scored(episodes, noise)) == pytest.approx(0.5, abs=0.02)
     assert measures.pivot_auroc(truth, scored(episodes, np.ones((3000, 40)))) == 0.5
@@ -97,6 +109,17 @@ def test_the_estimated_gradient_is_that_of_the_mean_log_probability(batch):
     assert np.allclose(found.sum(axis=1), 0.0)
 
 
+def test_the_ratio_of_a_turn_multiplies_its_gradient(batch):
+    truth, episodes = batch
+    true = truth.advantages_of(episodes)
+    weights = np.random.default_rng(3).uniform(0.2, 4.0, size=true.shape) * (np.arange(40) > 10)
+    weighted = Scored(episodes=episodes, advantages=true, weights=weights)
+    assert measures.cosine(truth, weighted) == pytest.approx(
+        measures.cosine(truth, scored(episodes, true * weights))
+    )
+    assert measures.cosine(truth, weighted) < measures.cosine(truth, scored(episodes, true)) - 0.01
+
+
 def test_a_short_window_beats_a_broadcast_outcome_at_equal_environment_steps():
     process = build_environment("KeyDoor", 200)
     names = ("rloo", "critic_lambda_1", "tb_gae", "tb_gae_mix")
@@ -106,11 +129,42 @@ def test_a_short_window_beats_a_broadcast_outcome_at_equal_environment_steps():
     assert found["tb_gae"].cosine > found["rloo"].cosine + 0.1
 
 
+def test_what_was_learned_of_earlier_batches_counts_in_the_next():
+    process = build_environment("KeyDoor", 100)
+    names = ("critic_lambda_1", "lag_weighted")
+    alone, several = (
+        compare(process, [ESTIMATORS[name] for name in names], batches, seed=0)
+        for batches in (1, 4)
+    )
+    assert alone["lag_weighted"].corr == pytest.approx(alone["critic_lambda_1"].corr)
+    assert several["lag_weighted"].corr > 3 * several["critic_lambda_1"].corr
+
+
 def test_every_estimator_can_be_measured_in_every_kind_of_process():
     for name in ("KeyDoor(0.1)", "VarLen", "AliasMaze", "Stale"):
         found = compare(build_environment(name, 12), list(ESTIMATORS.values()), 1, seed=0)
         assert set(found) == set(ESTIMATORS)
         assert all(np.isfinite(one.corr) for one in found.values())
+
+
+def test_a_critic_pays_for_its_episodes_and_judges_others(monkeypatch):
+    parts = {}
+
+    def fit(process, earlier):
+        parts["earlier"] = earlier
+        return np.zeros((process.horizon, process.num_views, 1))
+
+    def judge(_truth, batches):
+        parts[len(parts)] = batches[0].episodes
+
+    monkeypatch.setattr(critics, "linear", fit)
+    monkeypatch.setattr(comparison, "measure", judge)
+    names = [ESTIMATORS["rloo"], ESTIMATORS["tb_gae"]]
+    compare(build_environment("KeyDoor", 40), names, batches=1, seed=0)
+    earlier, everything, judged = parts.values()
+    assert len(everything.outcomes) == EPISODES_PER_BATCH
+    assert len(earlier.outcomes) + len(judged.outcomes) == EPISODES_PER_BATCH
+    assert not (earlier.contexts[:, None] == judged.contexts).all(axis=2).any()
 
 
 def test_branches_pay_for_every_turn_they_take():
