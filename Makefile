@@ -67,8 +67,9 @@ adapter = if [ -e '$(ADAPTERS)/$(1)/$(3)' ]; then echo "$(1): up to date"; else 
 oracles: $(PROJECT_STAMP) ## ask foreign packages for their advantages and losses anew: tests/rl/oracles
 	@$(call oracle,rlax,,rlax==0.1.9 jax==0.10.2)
 	@$(call oracle,torchrl,$(TORCH),torchrl==0.14.1)
-	@$(call oracle,verl,$(TORCH),numpy==2.4.6 tensordict==0.10.0 transformers==5.10.2 ray==2.49.0 omegaconf==2.3.1 codetiming==1.4.0,verl==0.9.1)
-	@echo "trl: asking the one of requirements.lock"; $(VENV)/bin/python -W ignore tests/rl/oracles/record_trl.py
+	@$(call oracle,verl,$(TORCH),numpy==2.4.6 tensordict==0.10.0 transformers==5.10.2 ray==2.49.0 omegaconf==2.3.1 hydra-core==1.3.8 codetiming==1.4.0 pandas==3.1.1,verl==0.9.1)
+	@echo "trl: asking the one of requirements.lock"; \
+	  HF_HUB_OFFLINE=1 $(VENV)/bin/python -W ignore tests/rl/oracles/record_trl.py
 
 # oracle NAME,TORCH,REQUIREMENTS,REQUIREMENTS WITHOUT THEIR DEPENDENCIES: an environment of its own,
 # and in it tests/rl/oracles/record_NAME.py. verl asks for much that its pure functions never load.
