@@ -64,12 +64,12 @@ class MicroBatch:
     advantages: Float32[Tensor, " T"]
     expert_ids: Int64[Tensor, "T L A"] | None
     """Experts chosen by the engine, replayed by the learner; -1: the learner chooses."""
-    support: Support | None
-    """What each token was sampled from, replayed by the learner; None: the vocabulary."""
     weights: Float32[Tensor, " T"]
     """What a token's loss counts: the aggregation's, 0 off the mask."""
     trajectories: Int64[Tensor, " T"]
     """Number in the step of each token's trajectory."""
+    support: Support | None = None
+    """What each token was sampled from, replayed by the learner; None: the vocabulary."""
     proximal_logprobs: Float32[Tensor, " T"] | None = None
     """Under the weights at the start of the step, nats; None: those are the policy's own."""
     sequence_log_ratios: Float32[Tensor, " T"] | None = None
