@@ -177,7 +177,7 @@ class LongReading:
         return self._subject if self._subject in contents else NOTHING
 
 
-def make_expert(task: Task, source: random.Random, habit: float = 0.8) -> Expert:
+def make_expert(task: Task, source: random.Random, habit: float = 0.95) -> Expert:
     """Make a scripted policy that takes any volume, and then presses by habit.
 
     Args:
