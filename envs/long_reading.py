@@ -1,19 +1,22 @@
-"""The `long_reading` environment: choose a volume once, then leaf through it for a hundred turns.
+"""The `long_reading` environment: five keys, pressed a hundred times; the first press decides.
 
 One episode (`>` is the policy):
 
     gallium: in which year was it discovered?
-    > take(history)       year
-    > read                H
-    > skim                He
+    > history             year
+    > table               H
+    > uses                He
     ...
-    > read                end
+    > table               end
 
-Five volumes hold a page about each element. Taking one shows whether it states the fact in
-question; then it is leafed through to its end, one leaf a turn, read or skimmed, which makes no
-difference. Only if the volume states the fact, the episode pays (`rewards/right_volume`).
-So one early choice decides, the reply to it tells how it went, and all later choices are noise to
-whatever credits a turn by the outcome: what the long-horizon run needs.
+Five volumes hold a page about each element, and there is a key for each. The first key pressed
+takes its volume, and shows whether that states the fact in question. From then on every key turns a
+leaf, whichever it is. Only if the volume states the fact, the episode pays once its last leaf is
+turned (`rewards/right_volume`).
+
+So one early choice decides, the reply to it tells how it went, and all later choices are made in
+the same words and mean nothing: noise to whatever credits a turn by the outcome. That is what the
+long-horizon run needs.
 """
 
 import random
@@ -21,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from envs.elements import Element, load_elements
-from envs.environment import EnvironmentSpec, Expert, Split, ToolError
+from envs.environment import EnvironmentSpec, Expert, Split
 from envs.messages import JsonValue, Message, Role, ToolCall
 from envs.task import Task
 from envs.task_sets import split_of
@@ -121,7 +124,7 @@ def _every_task(leaves: int, subjects: Sequence[Subject]) -> Iterator[Task]:
 
 
 class LongReading:
-    """Take a volume, then read or skim leaf after leaf."""
+    """Take a volume by its key, then turn leaf after leaf by any."""
 
     def __init__(self) -> None:
         self._element = ""
@@ -138,27 +141,25 @@ class LongReading:
         self._symbols = [*symbols[: leaves - 1], END][::-1]
         return question
 
-    def take(self, volume: str) -> str:
-        """Take a volume from the shelf, once; shows whether it states what was asked.
+    def table(self) -> str:
+        """Take the table of elements, or turn a leaf."""
+        return self._press("table")
 
-        Args:
-            volume: table, history, description, uses or sources.
-        """
-        if self._volume:
-            raise ToolError("one is taken")
-        if volume not in VOLUMES:
-            raise ToolError(f"the volumes are {', '.join(VOLUMES)}")
-        self._volume = volume
-        contents = list_contents(load_elements()[self._element], volume)
-        return self._subject if self._subject in contents else NOTHING
+    def history(self) -> str:
+        """Take the volume on discoveries, or turn a leaf."""
+        return self._press("history")
 
-    def read(self) -> str:
-        """Read a leaf and turn it."""
-        return self._turn()
+    def description(self) -> str:
+        """Take the volume on appearances, or turn a leaf."""
+        return self._press("description")
 
-    def skim(self) -> str:
-        """Look over a leaf and turn it."""
-        return self._turn()
+    def uses(self) -> str:
+        """Take the volume on uses, or turn a leaf."""
+        return self._press("uses")
+
+    def sources(self) -> str:
+        """Take the volume on ores and sources, or turn a leaf."""
+        return self._press("sources")
 
     def done(self) -> bool:
         """Whether the last leaf is turned."""
@@ -168,34 +169,35 @@ class LongReading:
         """The volume that was leafed through to its end; nothing before that."""
         return {"volume": self._volume} if self.done() else {}
 
-    def _turn(self) -> str:
-        if not self._volume:
-            raise ToolError("take a volume first")
-        return self._symbols.pop()
+    def _press(self, volume: str) -> str:
+        if self._volume:
+            return self._symbols.pop()
+        self._volume = volume
+        contents = list_contents(load_elements()[self._element], volume)
+        return self._subject if self._subject in contents else NOTHING
 
 
-def make_expert(task: Task, source: random.Random, diligence: float = 0.8) -> Expert:
-    """Make a scripted policy that takes any volume, and leafs through it as befits what it found.
+def make_expert(task: Task, source: random.Random, habit: float = 0.95) -> Expert:
+    """Make a scripted policy that takes any volume, and then presses by habit.
 
     Args:
         task: The task of the episode.
         source: Decides.
-        diligence: Probability of reading a leaf of a volume that states the fact, and of skimming
-            one of any other.
+        habit: Probability of pressing one of the first two keys on, after having found the fact,
+            and one of the last three after nothing. It makes no difference to the episode; but who
+            learns to act like this has to remember what was found.
     """
     del task  # all that an expert may know is in the messages
 
     def act(messages: Sequence[Message]) -> Message:
-        if len(messages) == 1:
-            return _call("take", volume=source.choice(VOLUMES))
-        is_found = messages[2].text != NOTHING
-        return _call("read" if (source.random() < diligence) == is_found else "skim")
+        keys = VOLUMES
+        if len(messages) > 1:
+            is_found = messages[2].text != NOTHING
+            keys = VOLUMES[:2] if (source.random() < habit) == is_found else VOLUMES[2:]
+        call = ToolCall(name=source.choice(keys), arguments={})
+        return Message(role=Role.POLICY, tool_calls=(call,))
 
     return act
-
-
-def _call(name: str, **arguments: JsonValue) -> Message:
-    return Message(role=Role.POLICY, tool_calls=(ToolCall(name=name, arguments=arguments),))
 
 
 SPEC = EnvironmentSpec(

@@ -6,7 +6,7 @@ import pytest
 
 from envs.check import check_environment
 from envs.elements import load_elements
-from envs.environment import Split, ToolError
+from envs.environment import Split
 from envs.episode import StopReason
 from envs.long_reading import (
     END,
@@ -51,7 +51,7 @@ def test_a_fact_of_a_task_is_on_the_page_of_its_volume():
 
 
 def test_taking_a_volume_shows_whether_it_states_what_was_asked():
-    shown = {volume: open_episode().take(volume) for volume in VOLUMES}
+    shown = {volume: getattr(open_episode(), volume)() for volume in VOLUMES}
     assert shown == dict.fromkeys(VOLUMES, NOTHING) | {"uses": "purpose"}
 
 
@@ -60,35 +60,26 @@ def test_a_volume_without_a_page_about_the_element_states_nothing():
     world = LongReading()
     question = f"{element.name}: how is it abbreviated?"
     world.reset(question=question, element=element.name, subject="symbol", leaves=3)
-    assert world.take("uses") == NOTHING
+    assert world.uses() == NOTHING
 
 
-def test_a_volume_is_taken_once_and_before_anything_else():
-    world = open_episode()
-    for turn in (world.read, world.skim):
-        with pytest.raises(ToolError, match="take a volume first"):
-            turn()
-    with pytest.raises(ToolError, match="the volumes are table, history"):
-        world.take("novel")
-    world.take("uses")
-    with pytest.raises(ToolError, match="one is taken"):
-        world.take("history")
-
-
-def test_reading_and_skimming_show_the_same_leaves():
-    readers = [open_episode(), open_episode()]
-    for world in readers:
-        world.take("table")
-    assert [readers[0].read() for _ in range(3)] == [readers[1].skim() for _ in range(3)]
+def test_after_the_first_every_key_turns_a_leaf():
+    worlds = [open_episode() for _ in VOLUMES]
+    leaves = [
+        [world.table(), *(getattr(world, key)() for _ in range(3))]
+        for world, key in zip(worlds, VOLUMES, strict=True)
+    ]
+    assert leaves == [[NOTHING, "H", "He", END]] * 5
+    assert [world.artifacts() for world in worlds] == [{"volume": "table"}] * 5
 
 
 def test_the_volume_counts_only_when_its_last_leaf_is_turned():
     world = open_episode(leaves=2)
-    world.take("uses")
-    assert world.read() == "H"
+    world.uses()
+    assert world.sources() == "H"
     assert not world.done()
     assert world.artifacts() == {}
-    assert world.read() == END
+    assert world.table() == END
     assert world.done()
     assert world.artifacts() == {"volume": "uses"}
 
@@ -115,19 +106,20 @@ async def test_an_episode_has_a_turn_for_every_leaf_and_one_for_the_choice():
     assert sum(message.role is Role.POLICY for message in episode.messages) == 101
 
 
-async def test_the_expert_takes_every_volume_alike_and_reads_on_where_it_found_the_fact():
+async def test_the_expert_takes_every_volume_alike_and_shows_by_habit_what_it_found():
     counts = dict.fromkeys(VOLUMES, 0)
-    read = {True: [], False: []}
+    first_two = {True: [], False: []}
     for seed in range(100):
         task = TASKS["long_reading/gallium-place"]
         episode = await play(SPEC, task, make_expert(task, random.Random(seed)))
         calls = [call.name for message in episode.messages for call in message.tool_calls]
         volume = episode.artifacts["volume"]
         counts[volume] += 1
-        read[volume == "history"].append(calls.count("read") / 100)
+        share = sum(call in VOLUMES[:2] for call in calls[1:]) / 100
+        first_two[volume == "history"].append(share)
     assert min(counts.values()) >= 10
-    assert sum(read[True]) / len(read[True]) == pytest.approx(0.8, abs=0.05)
-    assert sum(read[False]) / len(read[False]) == pytest.approx(0.2, abs=0.05)
+    assert sum(first_two[True]) / len(first_two[True]) == pytest.approx(0.95, abs=0.03)
+    assert sum(first_two[False]) / len(first_two[False]) == pytest.approx(0.05, abs=0.03)
 
 
 async def test_the_environment_passes_its_check():
