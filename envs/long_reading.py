@@ -20,6 +20,7 @@ long-horizon run needs.
 """
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -55,36 +56,34 @@ class Subject:
         )
 
     def is_stated_elsewhere(self, element: Element) -> bool:
-        """Whether another volume has it too: descriptions often name the year."""
-        description = element.pages.get("description")
-        value = element.facts.get(self.key)
-        return self.key == "year" and description is not None and str(value) in description.text
+        """Whether another volume names the fact: descriptions often do."""
+        if self.key not in FACTS:
+            return False
+        word = re.compile(rf"\b{re.escape(element.facts[self.key])}\b")
+        return any(
+            word.search(page.text) for name, page in element.pages.items() if name != self.volume
+        )
 
 
 FACTS = ("year", "place", "symbol", "density")
 """Subjects that are keys of `Element.facts`."""
-SUBJECTS = (
-    Subject(key="year", phrase="in which year was it discovered?", volume="history"),
-    Subject(key="place", phrase="in which country was it discovered?", volume="history"),
-    Subject(key="symbol", phrase="how is it abbreviated?", volume="table"),
-    Subject(key="density", phrase="how dense is it?", volume="table"),
-    Subject(key="look", phrase="what does it look like?", volume="description"),
-    Subject(key="purpose", phrase="what is it used for?", volume="uses"),
-    Subject(key="origin", phrase="where is it found?", volume="sources"),
-)
-
-
-def list_contents(element: Element, volume: str) -> tuple[str, ...]:
-    """List the keys of the subjects that a volume states of an element."""
-    return tuple(
-        subject.key
-        for subject in SUBJECTS
-        if subject.volume == volume and subject.is_stated_of(element)
+SUBJECTS = {
+    subject.key: subject
+    for subject in (
+        Subject(key="year", phrase="in which year was it discovered?", volume="history"),
+        Subject(key="place", phrase="in which country was it discovered?", volume="history"),
+        Subject(key="symbol", phrase="how is it abbreviated?", volume="table"),
+        Subject(key="density", phrase="how dense is it?", volume="table"),
+        Subject(key="look", phrase="what does it look like?", volume="description"),
+        Subject(key="purpose", phrase="what is it used for?", volume="uses"),
+        Subject(key="origin", phrase="where is it found?", volume="sources"),
     )
+}
+"""By key."""
 
 
 def make_tasks(
-    split: Split, leaves: int = 100, subjects: Sequence[str] = tuple(each.key for each in SUBJECTS)
+    split: Split, leaves: int = 100, subjects: Sequence[str] = tuple(SUBJECTS)
 ) -> Sequence[Task]:
     """Make the tasks of a split: an element and a subject that one volume alone states.
 
@@ -98,16 +97,14 @@ def make_tasks(
     """
     if not 1 <= leaves <= len(load_elements()):
         raise ValueError(f"leaves = {leaves} is not in [1, {len(load_elements())}]")
-    known = {each.key: each for each in SUBJECTS}
-    if not subjects or not set(subjects) <= set(known):
-        raise ValueError(f"subjects = {list(subjects)}: there are {', '.join(known)}")
-    asked = tuple(known[key] for key in subjects)
-    return tuple(task for task in _every_task(leaves, asked) if split_of(task.id) is split)
+    if not subjects or not set(subjects) <= set(SUBJECTS):
+        raise ValueError(f"subjects = {list(subjects)}: there are {', '.join(SUBJECTS)}")
+    return tuple(task for task in _every_task(leaves, subjects) if split_of(task.id) is split)
 
 
-def _every_task(leaves: int, subjects: Sequence[Subject]) -> Iterator[Task]:
+def _every_task(leaves: int, subjects: Sequence[str]) -> Iterator[Task]:
     for element in load_elements().values():
-        for subject in subjects:
+        for subject in (SUBJECTS[key] for key in subjects):
             if subject.is_stated_of(element) and not subject.is_stated_elsewhere(element):
                 yield Task(
                     id=f"long_reading/{element.name}-{subject.key}",
@@ -115,7 +112,6 @@ def _every_task(leaves: int, subjects: Sequence[Subject]) -> Iterator[Task]:
                     grader="rewards.right_volume:grade",
                     data={
                         "question": f"{element.name}: {subject.phrase}",
-                        "element": element.name,
                         "subject": subject.key,
                         "leaves": leaves,
                     },
@@ -127,15 +123,13 @@ class LongReading:
     """Take a volume by its key, then turn leaf after leaf by any."""
 
     def __init__(self) -> None:
-        self._element = ""
         self._subject = ""
         self._volume = ""
         self._symbols: list[str] = []
         """What the leaves that are still to be turned show, the next one last."""
 
-    def reset(self, question: str, element: str, subject: str, leaves: int) -> str:
+    def reset(self, question: str, subject: str, leaves: int) -> str:
         """Set the task: the question itself is the opening."""
-        self._element = element
         self._subject = subject
         symbols = [each.facts["symbol"] for each in load_elements().values()]
         self._symbols = [*symbols[: leaves - 1], END][::-1]
@@ -173,8 +167,7 @@ class LongReading:
         if self._volume:
             return self._symbols.pop()
         self._volume = volume
-        contents = list_contents(load_elements()[self._element], volume)
-        return self._subject if self._subject in contents else NOTHING
+        return self._subject if SUBJECTS[self._subject].volume == volume else NOTHING
 
 
 def make_expert(task: Task, source: random.Random, habit: float = 0.95) -> Expert:

@@ -27,7 +27,7 @@ async def play(
     task: Task,
     policy: Expert,
     *,
-    max_turns: int = 128,
+    max_turns: int = 6,
     tool_timeout_seconds: float = 10.0,
     max_tool_characters: int = 2000,
 ) -> Episode:

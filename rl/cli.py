@@ -99,7 +99,7 @@ and print held-out success over the trajectories collected, and how many each va
 success that the first one ends with. Finished runs of the same configuration are not run again: an
 interrupted comparison goes on where it was.
 
-  limosa compare configs/long_horizon.toml --variants credit.type=rloo credit.type=tb_gae_mix
+  limosa compare configs/quickstart.toml --variants credit.type=rloo credit.type=grpo --seeds 0 1
 
 writes a run folder for each run that is missing""",
     ),

@@ -34,8 +34,8 @@ class RolloutConfig(BaseModel):
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of training episodes."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sample among the likeliest tokens that have this probability together, in training and in
-    evaluation. Below 1 the learner leaves out the same tokens that sampling left out."""
+    """Sample among the likeliest tokens, at most 256, that have this probability together, in
+    training and in evaluation. Below 1 the learner leaves out the tokens that sampling left out."""
     max_turns: int = Field(default=6, ge=1)
     """Policy messages in an episode, at most."""
     max_tokens: int = Field(default=256, ge=8)

@@ -15,7 +15,6 @@ from envs.long_reading import (
     SUBJECTS,
     VOLUMES,
     LongReading,
-    list_contents,
     make_expert,
     make_tasks,
 )
@@ -28,39 +27,38 @@ TASKS = {task.id: task for split in Split for task in make_tasks(split)}
 def open_episode(leaves: int = 3) -> LongReading:
     world = LongReading()
     question = "gallium: what is it used for?"
-    world.reset(question=question, element="gallium", subject="purpose", leaves=leaves)
+    world.reset(question=question, subject="purpose", leaves=leaves)
     return world
+
+
+def asked_by(task):
+    name, _, key = task.id.removeprefix("long_reading/").rpartition("-")
+    return load_elements()[name], SUBJECTS[key]
 
 
 def test_no_other_volume_states_the_fact_of_a_task():
     for task in TASKS.values():
-        element = load_elements()[task.data["element"]]
-        key = task.id.rpartition("-")[2]
-        volumes = [volume for volume in VOLUMES if key in list_contents(element, volume)]
-        assert volumes == [task.reference["volume"]]
-    assert "long_reading/gallium-year" not in TASKS  # its description names the year, too
-    assert {subject.volume for subject in SUBJECTS} == set(VOLUMES)
+        element, subject = asked_by(task)
+        assert subject.volume == task.reference["volume"]
+        assert subject.is_stated_of(element)
+        others = [page for name, page in element.pages.items() if name != subject.volume]
+        words = {word.strip(".,;:()") for page in others for word in page.text.split()}
+        assert element.facts.get(subject.key) not in words
+    for named_elsewhere in ("gallium-year", "molybdenum-place", "potassium-symbol"):
+        assert f"long_reading/{named_elsewhere}" not in TASKS
+    assert {subject.volume for subject in SUBJECTS.values()} == set(VOLUMES)
 
 
 def test_a_fact_of_a_task_is_on_the_page_of_its_volume():
     for task in TASKS.values():
-        element = load_elements()[task.data["element"]]
-        key = task.id.rpartition("-")[2]
+        element, subject = asked_by(task)
         page = element.pages[task.reference["volume"]]
-        assert element.facts.get(key, page.text) in page.text
+        assert element.facts.get(subject.key, page.text) in page.text
 
 
 def test_taking_a_volume_shows_whether_it_states_what_was_asked():
     shown = {volume: getattr(open_episode(), volume)() for volume in VOLUMES}
     assert shown == dict.fromkeys(VOLUMES, NOTHING) | {"uses": "purpose"}
-
-
-def test_a_volume_without_a_page_about_the_element_states_nothing():
-    element = next(each for each in load_elements().values() if "uses" not in each.pages)
-    world = LongReading()
-    question = f"{element.name}: how is it abbreviated?"
-    world.reset(question=question, element=element.name, subject="symbol", leaves=3)
-    assert world.uses() == NOTHING
 
 
 def test_after_the_first_every_key_turns_a_leaf():
@@ -101,7 +99,7 @@ def test_what_is_asked_can_be_chosen():
 
 async def test_an_episode_has_a_turn_for_every_leaf_and_one_for_the_choice():
     task = TASKS["long_reading/gallium-place"]
-    episode = await play(SPEC, task, make_expert(task, random.Random(0)))
+    episode = await play(SPEC, task, make_expert(task, random.Random(0)), max_turns=101)
     assert episode.stop is StopReason.FINISHED
     assert sum(message.role is Role.POLICY for message in episode.messages) == 101
 
@@ -111,7 +109,7 @@ async def test_the_expert_takes_every_volume_alike_and_shows_by_habit_what_it_fo
     first_two = {True: [], False: []}
     for seed in range(100):
         task = TASKS["long_reading/gallium-place"]
-        episode = await play(SPEC, task, make_expert(task, random.Random(seed)))
+        episode = await play(SPEC, task, make_expert(task, random.Random(seed)), max_turns=101)
         calls = [call.name for message in episode.messages for call in message.tool_calls]
         volume = episode.artifacts["volume"]
         counts[volume] += 1
