@@ -73,8 +73,8 @@ class MicroBatch:
     proximal_logprobs: Float32[Tensor, " T"] | None = None
     """Under the weights at the start of the step, nats; None: those are the policy's own."""
     sequence_log_ratios: Float32[Tensor, " T"] | None = None
-    """Mean of log (policy / behavior) over the loss tokens of the token's trajectory, of all its
-    segments; None: not computed."""
+    """Mean log-ratio of the policy over the loss tokens of the token's trajectory, of all its
+    segments, nats; None: not computed, only `gspo` needs it."""
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids)

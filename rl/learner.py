@@ -8,12 +8,12 @@ forward replays that choice, so that engine and learner differ by rounding only.
 import copy
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float32
 from torch import Tensor
 
 from model import checkpoint
@@ -23,10 +23,10 @@ from model.hybrid import HybridForCausalLM
 from model.logprobs import sequence_logprobs
 from rl.batch import Batch, MicroBatch, lay_end_to_end, lay_supports
 from rl.config import LearnerSection
-from rl.loss import LossStatistics, load_loss, masked_log_ratio
+from rl.loss import LossStatistics, load_loss
 from rl.optimizer import Optimizer
 from rl.presets import LossSettings
-from rl.trust_region import sum_by_trajectory
+from rl.trust_region import with_sequence_log_ratios
 from rollout.trajectory import Segment
 
 
@@ -199,7 +199,7 @@ class Learner:
         with torch.no_grad():
             model = self.snapshot()
             scored = [self._score(model, micro_batch)[0] for micro_batch in batch.micro_batches]
-        return with_sequence_log_ratios(batch.micro_batches, scored)
+        return with_sequence_log_ratios(batch.micro_batches, scored, self._loss_settings)
 
     def _accumulate(self, part: MicroBatch, batch: Batch) -> LossStatistics:
         """Add one micro-batch's share of the gradient."""
@@ -223,23 +223,6 @@ class Learner:
             scored=batch.loss_mask,
             support=batch.support,
         )
-
-
-def with_sequence_log_ratios(
-    micro_batches: Sequence[MicroBatch], logprobs: Sequence[Float[Tensor, " T"]]
-) -> list[MicroBatch]:
-    """Add the mean log-ratio of each token's trajectory, over all micro-batches that hold it."""
-    size = 1 + max(int(batch.trajectories.max()) for batch in micro_batches)
-    totals = torch.zeros(size, dtype=logprobs[0].dtype)
-    counts = torch.zeros(size, dtype=torch.int64)
-    for batch, scores in zip(micro_batches, logprobs, strict=True):
-        total, count = sum_by_trajectory(masked_log_ratio(scores, batch), batch)
-        totals[: len(total)] += total
-        counts[: len(count)] += count
-    means = totals / counts.clamp(min=1)
-    return [
-        replace(batch, sequence_log_ratios=means[batch.trajectories]) for batch in micro_batches
-    ]
 
 
 def measure_load(batch: Batch, num_experts: int) -> ExpertLoad | None:

@@ -25,10 +25,11 @@ beside it, so that the region bounds the update alone:
     mis    w where w <= cap, else 0 (masked importance sampling)
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from rl.batch import MicroBatch
@@ -51,18 +52,54 @@ def coefficients(
         batch: Mask, advantages, behavior and proximal log-probs.
         settings: Which region, its bounds, and the correction of the sampler.
     """
-    region = TRUST_REGIONS[settings.trust_region]
-    if settings.sampler_correction == "none":
-        kept = region(logprobs, batch.behavior_logprobs, batch, settings)
-    else:
-        proximal = proximal_logprobs(logprobs, batch)
-        factor = (proximal - batch.behavior_logprobs).exp()
+    reference = reference_logprobs(logprobs, batch, settings)
+    kept = TRUST_REGIONS[settings.trust_region](logprobs, reference, batch, settings)
+    if settings.sampler_correction != "none":
+        factor = (reference - batch.behavior_logprobs).exp()
         if settings.sampler_correction == "tis":
             factor = factor.clamp(max=settings.sampler_cap)
         else:
             factor = torch.where(factor <= settings.sampler_cap, factor, 0.0)
-        kept = factor * region(logprobs, proximal, batch, settings)
+        kept = factor * kept
     return torch.where(batch.loss_mask, kept, 0.0)
+
+
+def reference_logprobs(
+    logprobs: Float[Tensor, " T"], batch: MicroBatch, settings: LossSettings
+) -> Float[Tensor, " T"]:
+    """Return what a region compares the policy with, nats: what sampled, or the proximal policy.
+
+    The latter where the way from the one to the other is corrected by a factor of its own.
+    """
+    if settings.sampler_correction == "none":
+        return batch.behavior_logprobs
+    return proximal_logprobs(logprobs, batch)
+
+
+def with_sequence_log_ratios(
+    micro_batches: Sequence[MicroBatch],
+    logprobs: Sequence[Float[Tensor, " T"]],
+    settings: LossSettings,
+) -> list[MicroBatch]:
+    """Add the mean log-ratio of each token's trajectory, over all micro-batches that hold it.
+
+    Args:
+        micro_batches: All of the step: the segments of a trajectory may lie apart.
+        logprobs: log pi of each, nats, temperature applied, without gradient.
+        settings: What the ratio is to.
+    """
+    size = 1 + max(int(batch.trajectories.max()) for batch in micro_batches)
+    totals = torch.zeros(size, dtype=logprobs[0].dtype)
+    counts = torch.zeros(size, dtype=torch.int64)
+    for batch, scores in zip(micro_batches, logprobs, strict=True):
+        places = batch.trajectories[batch.loss_mask]
+        log_ratio = scores - reference_logprobs(scores, batch, settings)
+        totals.index_add_(0, places, log_ratio[batch.loss_mask])
+        counts += torch.bincount(places, minlength=size)
+    means = totals / counts.clamp(min=1)
+    return [
+        replace(batch, sequence_log_ratios=means[batch.trajectories]) for batch in micro_batches
+    ]
 
 
 def ppo_clip(
@@ -86,17 +123,14 @@ def cispo(
 
 
 def gspo(
-    logprobs: Float[Tensor, " T"],
-    reference: Float[Tensor, " T"],
+    _logprobs: Float[Tensor, " T"],
+    _reference: Float[Tensor, " T"],
     batch: MicroBatch,
     settings: LossSettings,
 ) -> Float[Tensor, " T"]:
     """Stop a trajectory, all tokens of it, by the geometric mean of its ratios."""
-    log_ratios = batch.sequence_log_ratios
-    if log_ratios is None:
-        totals, counts = sum_by_trajectory(logprobs - reference, batch)
-        log_ratios = (totals / counts.clamp(min=1))[batch.trajectories]
-    return _clipped(log_ratios.exp(), batch.advantages, settings)
+    assert batch.sequence_log_ratios is not None, "with_sequence_log_ratios adds them"
+    return _clipped(batch.sequence_log_ratios.exp(), batch.advantages, settings)
 
 
 def dis(
@@ -149,16 +183,6 @@ TRUST_REGIONS: dict[str, TrustRegion] = {
 def proximal_logprobs(logprobs: Float[Tensor, " T"], batch: MicroBatch) -> Float[Tensor, " T"]:
     """Return the log-probs at the start of the step: the policy's own in its first update."""
     return logprobs if batch.proximal_logprobs is None else batch.proximal_logprobs
-
-
-def sum_by_trajectory(
-    values: Float[Tensor, " T"], batch: MicroBatch
-) -> tuple[Float[Tensor, " I"], Int64[Tensor, " I"]]:
-    """Add up a value over each trajectory's loss tokens in a micro-batch; also count them."""
-    places = batch.trajectories[batch.loss_mask]
-    size = int(batch.trajectories.max()) + 1
-    totals = values.new_zeros(size).index_add(0, places, values[batch.loss_mask])
-    return totals, torch.bincount(places, minlength=size)
 
 
 def _clipped(

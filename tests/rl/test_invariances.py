@@ -18,12 +18,11 @@ from rl.aggregation import AGGREGATIONS
 from rl.batch import Sample
 from rl.config import CreditSection
 from rl.credit import assign_credit
-from rl.learner import with_sequence_log_ratios
 from rl.loss import token_loss
 from rl.packing import pack
 from rl.presets import LossSettings
 from rl.temporal import gae
-from rl.trust_region import TRUST_REGIONS
+from rl.trust_region import TRUST_REGIONS, with_sequence_log_ratios
 from rl.turn_grid import TurnGrid
 from rl.turn_rows import GridOptions, Row, TurnValues, build_grid, spread
 from rollout.trajectory import Segment, Source, TokenSpan
@@ -114,7 +113,7 @@ def gradient(samples, settings, max_batch_tokens, num_ranks):
     moved = torch.from_numpy(np.random.default_rng(size).normal(scale=0.3, size=size))
     start = -1.0 - 0.01 * (torch.arange(size) % 97).double()
     scores = [(start + moved)[part.token_ids] for part in batch.micro_batches]
-    parts = with_sequence_log_ratios(batch.micro_batches, scores)
+    parts = with_sequence_log_ratios(batch.micro_batches, scores, settings)
     total = torch.zeros(size, dtype=torch.float64)
     for rank in range(num_ranks):
         parameters = (start + moved).requires_grad_()

@@ -13,6 +13,7 @@ from rl.aggregation import AGGREGATIONS
 from rl.batch import MicroBatch
 from rl.loss import KL_ESTIMATORS, token_loss
 from rl.presets import LossSettings
+from rl.trust_region import with_sequence_log_ratios
 
 EXACT = 1e-12
 """Both sides are float64, and multiply a handful of numbers."""
@@ -53,6 +54,7 @@ def gradient(inputs, aggregation="token_mean", proximal=None, **settings):
     loss = LossSettings(**{"log_ratio_penalty": 0.0, **settings})
     batch, denominator = batch_of(inputs, aggregation, proximal)
     live = tensor(inputs["logprobs"]).flatten().requires_grad_()
+    [batch] = with_sequence_log_ratios([batch], [live.detach()], loss)
     ((token_loss(live, batch, loss) * batch.weights).sum() / denominator).backward()
     return live.grad.view(len(inputs["mask"]), -1)
 

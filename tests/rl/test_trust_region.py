@@ -6,7 +6,7 @@ import torch
 from rl.batch import MicroBatch
 from rl.loss import token_loss
 from rl.presets import TRUST_REGIONS as NAMES, LossSettings
-from rl.trust_region import TRUST_REGIONS, coefficients
+from rl.trust_region import TRUST_REGIONS, coefficients, with_sequence_log_ratios
 
 ALL = pytest.mark.parametrize("name", TRUST_REGIONS)
 
@@ -42,6 +42,12 @@ def random_batch(seed=0, count=40, spread=0.6):
     return logprobs.clamp(max=-1e-3), make_batch(behavior, advantages, trajectories)
 
 
+def loss_of(logprobs, batch, settings):
+    """The loss as the learner takes it: what is of whole trajectories is added first."""
+    [batch] = with_sequence_log_ratios([batch], [logprobs.detach()], settings)
+    return token_loss(logprobs, batch, settings)
+
+
 def gradient_of(objective, logprobs):
     live = logprobs.clone().requires_grad_()
     objective(live).sum().backward()
@@ -60,7 +66,7 @@ def test_at_ratio_one_the_gradient_is_the_policy_gradient(name):
     live = logits.clone().requires_grad_()
     logprob = torch.log_softmax(live, 0)[action : action + 1]
     batch = make_batch(logprob.detach(), [advantage])
-    token_loss(logprob, batch, settings(name)).sum().backward()
+    loss_of(logprob, batch, settings(name)).sum().backward()
     step = 1e-6
     for index in range(3):
         moved = torch.zeros(3, dtype=torch.float64)
@@ -78,7 +84,7 @@ def test_ppo_clip_has_the_gradient_of_its_minimum():
         bounded = ratio.clamp(0.8, 1.28)
         return torch.minimum(ratio * batch.advantages, bounded * batch.advantages)
 
-    got = gradient_of(lambda live: token_loss(live, batch, settings("ppo_clip")), logprobs)
+    got = gradient_of(lambda live: loss_of(live, batch, settings("ppo_clip")), logprobs)
     assert got == pytest.approx(-gradient_of(objective, logprobs))
     assert 0 < int((got == 0).sum()) < len(got)
 
@@ -99,10 +105,22 @@ def test_gspo_has_the_gradient_of_its_clipped_sequences():
             total = total + of_it.sum() * torch.minimum(ratio * advantage, clipped * advantage)
         return total
 
-    got = gradient_of(lambda live: token_loss(live, batch, bounds), logprobs)
+    got = gradient_of(lambda live: loss_of(live, batch, bounds), logprobs)
     assert got == pytest.approx(-gradient_of(objective, logprobs))
     stopped = {number: bool((got[batch.trajectories == number] == 0).all()) for number in range(4)}
     assert set(stopped.values()) == {True, False}
+
+
+def test_sequences_are_compared_with_the_proximal_policy_where_the_sampler_is_corrected():
+    logprobs, batch = random_batch(spread=0.2)
+    older = batch.behavior_logprobs
+    batch = make_batch(older, [1.0] * 40, batch.trajectories.tolist(), proximal=logprobs - 0.04)
+    plain, corrected = settings("gspo"), settings("gspo", sampler_correction="tis")
+    [of_all] = with_sequence_log_ratios([batch], [logprobs], plain)
+    [of_update] = with_sequence_log_ratios([batch], [logprobs], corrected)
+    assert of_update.sequence_log_ratios == pytest.approx(torch.full((40,), 0.04).double())
+    means = torch.stack([(logprobs - older)[batch.trajectories == n].mean() for n in range(4)])
+    assert of_all.sequence_log_ratios == pytest.approx(means[batch.trajectories])
 
 
 def test_cispo_bounds_the_weight_and_drops_nothing():
@@ -143,7 +161,7 @@ def test_decoupled_clips_the_update_and_weighs_what_is_older():
         lag = (proximal - batch.behavior_logprobs).exp()
         return lag * torch.minimum(update * batch.advantages, bounded * batch.advantages)
 
-    got = gradient_of(lambda live: token_loss(live, batch, settings("decoupled")), logprobs)
+    got = gradient_of(lambda live: loss_of(live, batch, settings("decoupled")), logprobs)
     assert got == pytest.approx(-gradient_of(objective, logprobs))
 
 
@@ -172,7 +190,7 @@ def test_the_gradient_is_exactly_zero_off_the_mask(name):
     logprobs, batch = random_batch()
     mask = torch.arange(len(logprobs)) % 2 == 0
     batch.loss_mask.copy_(mask)
-    got = gradient_of(lambda live: token_loss(live, batch, settings(name)), logprobs)
+    got = gradient_of(lambda live: loss_of(live, batch, settings(name)), logprobs)
     assert (got[~mask] == 0).all()
     assert (got[mask] != 0).any()
 
