@@ -202,5 +202,6 @@ def test_a_token_beyond_every_bound_has_no_gradient_where_the_region_stops(name)
     logprobs = torch.tensor([-1.0, -1.0], dtype=torch.float64)
     # The first update of a step has moved nothing: what is decoupled weighs lag and stops nothing.
     expected = {"cispo": 1.28, "decoupled": float(torch.e**3)}.get(name, 0.0)
+    [batch] = with_sequence_log_ratios([batch], [logprobs], settings(name))
     got = coefficients(logprobs, batch, settings(name))
     assert got == pytest.approx(torch.full((2,), expected, dtype=torch.float64))
