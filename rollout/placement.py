@@ -26,8 +26,9 @@ CONNECT_TIMEOUT_SECONDS = 5.0
 """Time for a cluster's address to take a connection."""
 HEALTH_TIMEOUT_SECONDS = 10.0
 """Time for what takes the connection to answer as Ray."""
-TRACKER_SECONDS = 1.0
-"""Time to unlink the semaphores of killed processes."""
+TRACKER_SECONDS = 5.0
+"""Time to unlink the semaphores of killed processes: on a busy machine more than a second, and a
+tracker that is killed before leaves them until the machine starts again."""
 OBJECT_STORE_BYTES = 128 << 20
 """Shared memory of a Ray that we start; groups of trajectories are a few hundred KiB."""
 
