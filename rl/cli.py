@@ -176,9 +176,9 @@ parallel_peak_mib
 credit: estimators of advantages against exact ones, in small processes of 10 to 1000 turns: how
 close they come, and how many trajectories a policy needs with each. 120 cells of one process and
 horizon, four minutes on two cores; --full has all processes and estimators, 960 cells, an hour.
-Each finished cell is a file in --out, beside the plot curves.svg: after Ctrl-C, one line and exit code
-130, the same command goes on where it was; nothing is computed again until the code changes. Keys
-of --json, by environment and estimator: by horizon corr, corr_within, mse, bias, variance,
+Each finished cell is a file in --out, beside the plot curves.svg: after Ctrl-C, one line and exit
+code 130, the same command goes on where it was; nothing is computed again until the code changes.
+Keys of --json, by environment and estimator: by horizon corr, corr_within, mse, bias, variance,
 pivot_auroc, cosine, corr_law (closed form, where there is one) and trajectories_to_90 (null:
 failed); over H >= 100 slope_log_h, slope_law. rl/credit_bench/README.md explains them.
 
