@@ -5,8 +5,7 @@ Takes a grid of turns, returns an advantage for each turn. A term is
     scale( temporal(grid, baseline(grid), lambda, gamma) )
 
 and GRPO is one of them, GiGPO two. Terms whose worth depends on the critic have their weights set
-by a gate, from how much of the outcomes' variance the critic explained on trajectories that it had
-not trained on.
+by a gate, from how early the critic knew the outcomes of trajectories that it had not trained on.
 """
 
 from collections.abc import Sequence
@@ -94,7 +93,7 @@ class Rule:
     """A sum of terms, whose weights a gate may set.
 
     Raises:
-        ValueError: no term, or a gate over other than three terms.
+        ValueError: no term, or a gate over fewer than three.
     """
 
     terms: tuple[Term, ...]
@@ -103,14 +102,14 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.terms:
             raise ValueError("an advantage needs at least one term")
-        if self.gate is not None and len(self.terms) != 3:
-            raise ValueError(f"a gate weighs three terms, not {len(self.terms)}")
+        if self.gate is not None and len(self.terms) < 3:
+            raise ValueError(f"a gate weighs at least three terms, not {len(self.terms)}")
 
-    def terms_at(self, explained_variance: float | None) -> tuple[Term, ...]:
-        """Return the terms with the weights that they have at a critic's explained variance."""
+    def terms_at(self, foresight: float | None) -> tuple[Term, ...]:
+        """Return the terms with the weights that they have at a critic's foresight (`Errors`)."""
         if self.gate is None:
             return self.terms
-        weights = self.gate.weights(explained_variance)
+        weights = self.gate.weights(foresight, len(self.terms) - 2)
         return tuple(
             replace(term, weight=weight * term.weight)
             for term, weight in zip(self.terms, weights, strict=True)

@@ -37,6 +37,7 @@ from rl.batch import Sample
 from rl.config import CreditSection, LossSection
 from rl.dotted_path import load_attribute
 from rl.effort_budget import EffortBudget
+from rl.mix_weights import Errors
 from rl.presets import PRESETS, Recipe, resolve
 from rl.scale import RunningSquare
 from rl.turn_rows import GridOptions, Row, TurnValues, build_grid, spread, turn_starts
@@ -53,8 +54,8 @@ class Critique:
 
     values: Mapping[str, TurnValues]
     """By the trajectory's id."""
-    explained_variance: float | None
-    """Of held-out outcomes; None before there were any."""
+    errors: Errors
+    """On held-out outcomes, over the last steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +120,7 @@ class CreditAssigner:
         """
         if self._own_rule is not None:
             return Credit(samples=self._own_rule(groups))
-        explained = critique.explained_variance if critique else None
-        terms = self._rule.terms_at(explained)
+        terms = self._rule.terms_at(critique.errors.foresight if critique else None)
         active = [term for term in terms if term.weight != 0.0]
         at_least = 2 if any(term.needs_siblings for term in active) else 1
         rows = scored_rows(groups, at_least, self._budget)

@@ -43,7 +43,7 @@ from rl.critic_measures import (
     measure_recognition,
 )
 from rl.effort_budget import EffortBudget
-from rl.mix_weights import Errors
+from rl.mix_weights import ERRORS_DECAY, Errors
 from rl.turn_rows import Row, TurnValues, build_grid, turn_starts
 from rollout.trajectory import Group, Segment, Trajectory
 
@@ -51,8 +51,6 @@ FILE_NAME = "critic.safetensors"
 """Beside the policy in a checkpoint folder."""
 REMEMBERED_STEPS = 4
 """Steps of the run whose trajectories the critic learns from: older ones are of another policy."""
-EXPLAINED_DECAY = 0.7
-"""Share that the errors of earlier steps keep: the explained variance is of about three."""
 MAX_GRAD_NORM = 1.0
 
 
@@ -112,8 +110,8 @@ class Critic:
             max_batch_tokens: Tokens per forward, unless one segment has more.
             budget: What trajectories may take before they count as failed.
         """
-        self.explained_variance: float | None = None
-        """Of held-out outcomes, over the last steps; None before any that varies."""
+        self.errors = Errors()
+        """On held-out outcomes, over the last steps."""
         self.is_restored = False
         """Whether it began with the weights of a checkpoint."""
         self._section = section
@@ -130,7 +128,6 @@ class Critic:
             self._parameters, lr=section.learning_rate, weight_decay=0.0
         )
         self._memory: deque[Lesson] = deque(maxlen=REMEMBERED_STEPS)
-        self._errors = Errors()
 
     def study(
         self, groups: Sequence[Group], policy: HybridForCausalLM
@@ -150,7 +147,7 @@ class Critic:
         """
         rows = scored_rows(groups, at_least=1, budget=self._budget)
         if not rows:
-            return Critique(values={}, explained_variance=self.explained_variance), None
+            return Critique(values={}, errors=self.errors), None
         readings = tuple(reading for row in rows for reading in read(row.trajectory))
         with torch.no_grad():
             trunk = policy if self._trunk is None else self._trunk
@@ -163,15 +160,14 @@ class Critic:
         for _ in range(self._section.steps_per_update):
             loss = self._step()
         errors = Errors.of(grid)
-        self._errors = self._errors.faded(EXPLAINED_DECAY) + errors
-        self.explained_variance = self._errors.explained_variance
+        self.errors = self.errors.faded(ERRORS_DECAY) + errors
         statistics = CriticStatistics(
             explained_variance=errors.explained_variance,
             calibration=measure_calibration(grid),
             recognition=measure_recognition(grid),
             loss=loss,
         )
-        return Critique(values=values, explained_variance=self.explained_variance), statistics
+        return Critique(values=values, errors=self.errors), statistics
 
     def save(self, folder: Path) -> None:
         """Write head and copied trunk beside a checkpoint of the policy, in float32."""

@@ -3,7 +3,7 @@ r"""How good a critic is, measured on trajectories that it has not trained on.
 Takes a grid with the critic's values before each turn; with V_h those values and G_h what came
 after,
 
-    explained variance    1 - sum (G - V)^2 / sum (G - mean G)^2       (rl/mix_weights.py)
+    explained variance    1 - var(G - V) / var(G)              (rl/mix_weights.py)
     calibration           mean over turns of |mean V - mean G| of the turn's tenth of values:
                           0 where half of the turns with value 1/2 end well
     recognition           share of an episode after which less than half of the critic's first

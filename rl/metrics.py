@@ -88,7 +88,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("rl/advantage_rms", "score", "root mean square of the advantages", _TURNS),
     _metric("rl/critic_weight", "share", "weight of the terms that use the critic, of all terms; "
             "0: credit has fallen back to a rule without it", "the step's terms"),
-    _metric("rl/critic_explained_variance", "share", "1 - squared error of the critic / "
+    _metric("rl/critic_explained_variance", "share", "1 - variance of the critic's error / "
             "variance of what came after, before it trains on them", _TURNS),
     _metric("rl/critic_calibration", "score", "|mean value - mean outcome| among turns of like "
             "value, before the critic trains on them", _TURNS),

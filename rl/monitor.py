@@ -125,12 +125,13 @@ class Monitor:
         """Take note of what a step said of the critic, and say when credit does without it."""
         self._critic = statistics
         rule = resolve(self._config.credit, self._config.loss).rule
-        explained = critique.explained_variance
-        is_fallen_back = not any(t.needs_critic and t.weight for t in rule.terms_at(explained))
+        explained = critique.errors.explained_variance
+        weighed = rule.terms_at(critique.errors.foresight)
+        is_fallen_back = not any(t.needs_critic and t.weight for t in weighed)
         if is_fallen_back != self._is_fallen_back:
             self._is_fallen_back = is_fallen_back
             share = "nothing yet" if explained is None else f"{explained:.2f} of the variance"
-            terms = " + ".join(describe_term(t) for t in rule.terms_at(explained) if t.weight)
+            terms = " + ".join(describe_term(t) for t in weighed if t.weight)
             text = f"the critic explains {share} of held-out outcomes: credit is {terms}"
             _log.info(text)
             self._progress.stage(text)

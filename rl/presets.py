@@ -187,9 +187,9 @@ PRESETS: Mapping[str, Recipe] = {
         rule=Rule(terms=(_critic(0.95),)), loss=LossSettings(), source="arXiv 2610.22192"
     ),
     "tb_gae_mix": Recipe(
-        rule=Rule(terms=(_critic(0.98), _critic(1.0), _RLOO_SCALED), gate=Gate()),
+        rule=Rule(terms=(_critic(0.8), _critic(0.98), _critic(1.0), _RLOO_SCALED), gate=Gate()),
         loss=LossSettings(),
-        source="this project: a short and a long window, weighed by what the critic explains",
+        source="this project: short windows and a long one, weighed by how early the critic knows",
     ),
     "vine": Recipe(
         rule=Rule(terms=(_critic(0.0, scale="none"),)),

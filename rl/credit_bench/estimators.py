@@ -12,7 +12,7 @@ from rl.advantage import Rule, Term, combine
 from rl.baseline import BASELINES
 from rl.credit_bench.layered_process import Episodes, LayeredProcess
 from rl.lag_weights import Gradient, LagEvidence, lag_weighted, no_evidence
-from rl.mix_weights import Errors
+from rl.mix_weights import ERRORS_DECAY, Errors
 from rl.presets import PRESETS
 from rl.scale import RunningSquare
 from rl.temporal import LengthAdaptive
@@ -101,6 +101,8 @@ class Memory:
 
     running: tuple[RunningSquare, ...] = ()
     """Of the scales."""
+    errors: Errors = Errors()  # noqa: RUF009  frozen
+    """Of the critic."""
     evidence: LagEvidence = field(default_factory=no_evidence)
     """Of the lags."""
 
@@ -123,6 +125,9 @@ def estimate(
         values = BASELINES["critic"](grid, 1.0)
         advantages, evidence = lag_weighted(grid, values, gradient, memory.evidence)
         return advantages, replace(memory, evidence=evidence)
-    explained = None if grid.values is None else Errors.of(grid).explained_variance
-    advantages, running = combine(grid, estimator.rule.terms_at(explained), memory.running)
-    return advantages, replace(memory, running=running)
+    errors = memory.errors
+    if grid.values is not None:
+        errors = errors.faded(ERRORS_DECAY) + Errors.of(grid)
+    terms = estimator.rule.terms_at(errors.foresight)
+    advantages, running = combine(grid, terms, memory.running)
+    return advantages, replace(memory, running=running, errors=errors)

@@ -39,19 +39,19 @@ def test_a_term_of_weight_zero_needs_nothing_and_learns_nothing(build_grid):
 
 
 @pytest.mark.parametrize(
-    ("explained", "weights"),
+    ("foresight", "weights"),
     [
-        (None, (0.0, 0.0, 1.0)),
-        (-0.3, (0.0, 0.0, 1.0)),
-        (0.0, (0.0, 0.0, 1.0)),
-        (float("nan"), (0.0, 0.0, 1.0)),
-        (0.1, (0.2, 0.8, 0.0)),
-        (0.5, (1.0, 0.0, 0.0)),
-        (0.9, (1.0, 0.0, 0.0)),
+        (None, (0.0, 0.0, 0.0, 1.0)),
+        (-0.3, (0.0, 0.0, 0.0, 1.0)),
+        (0.0, (0.0, 0.0, 0.0, 1.0)),
+        (float("nan"), (0.0, 0.0, 0.0, 1.0)),
+        (0.1, (0.1, 0.1, 0.8, 0.0)),
+        (0.5, (0.5, 0.5, 0.0, 0.0)),
+        (0.9, (0.5, 0.5, 0.0, 0.0)),
     ],
 )
-def test_the_gate_trusts_a_critic_as_far_as_it_explains_outcomes(explained, weights):
-    assert Gate(target=0.5).weights(explained) == pytest.approx(weights)
+def test_the_gate_trusts_a_critic_as_far_as_it_foresees_outcomes(foresight, weights):
+    assert Gate(target=0.5).weights(foresight, num_windows=2) == pytest.approx(weights)
 
 
 def test_the_gate_mixes_the_windows(build_grid):
@@ -91,7 +91,7 @@ def test_pieces_that_do_not_exist_or_do_not_fit_are_refused(piece, line):
         Term(**piece)
 
 
-def test_a_gate_without_its_three_terms_is_refused():
+def test_a_gate_with_fewer_than_three_terms_is_refused():
     with pytest.raises(ValueError, match="three terms"):
         Rule(terms=(WINDOW, FULL), gate=Gate())
     with pytest.raises(ValueError, match="at least one"):

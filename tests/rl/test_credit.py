@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 from envs.messages import Message, Role
 from rl.config import CreditSection, LossSection
 from rl.credit import CreditAssigner, Critique, assign_credit, rloo
+from rl.mix_weights import Errors
 from rl.presets import resolve
 from rl.turn_rows import TurnValues
 from rollout.trajectory import Turn
@@ -135,7 +136,9 @@ def test_the_default_has_the_bits_of_the_loop_over_siblings(build_group, rewards
 def critique_of(groups, value, explained):
     members = [member for group in groups for member in group.trajectories]
     values = {m.id: TurnValues(before=np.array([value]), after=value) for m in members}
-    return Critique(values=values, explained_variance=explained)
+    # At last turns it explains half of the variance, whatever it does before.
+    errors = Errors(missed=1.0 - explained, spread=1.0, missed_last=0.5, spread_last=1.0)
+    return Critique(values=values, errors=errors)
 
 
 def assigner(name, **pieces):
@@ -164,10 +167,10 @@ def test_the_mix_does_without_a_critic_that_explains_nothing(build_group):
     groups = [build_group([1.0, 0.0])]
     mix = assigner("tb_gae_mix")
     fallen_back = mix.assign(groups, critique_of(groups, 0.9, -0.1))
-    assert [term.weight for term in fallen_back.terms] == [0.0, 0.0, 1.0]
+    assert [term.weight for term in fallen_back.terms] == [0.0, 0.0, 0.0, 1.0]
     assert advantages_of(fallen_back.samples) == pytest.approx([1.0, -1.0])
-    trusted = assigner("tb_gae_mix").assign(groups, critique_of(groups, 0.9, 0.25))
-    assert [term.weight for term in trusted.terms] == [0.5, 0.5, 0.0]
+    trusted = assigner("tb_gae_mix").assign(groups, critique_of(groups, 0.9, 0.125))
+    assert [term.weight for term in trusted.terms] == [0.25, 0.25, 0.5, 0.0]
     root = np.sqrt((0.1**2 + 0.9**2) / 2)
     assert advantages_of(trusted.samples) == pytest.approx([0.1 / root, -0.9 / root])
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from rl.advantage import combine
+from rl.baseline import returns_to_go
 from rl.credit_bench import comparison, critics, measures
 from rl.credit_bench.comparison import EPISODES_PER_BATCH, compare
 from rl.credit_bench.environments import build_environment
-from rl.credit_bench.estimators import ESTIMATORS, turn_grid
+from rl.credit_bench.estimators import ESTIMATORS, Memory, estimate, turn_grid
 from rl.credit_bench.exact import evaluate, uniform_policy
 from rl.credit_bench.layered_process import sample_episodes
 from rl.credit_bench.measures import Scored, correlation, measure
@@ -125,8 +126,17 @@ def test_a_short_window_beats_a_broadcast_outcome_at_equal_environment_steps():
     names = ("rloo", "critic_lambda_1", "tb_gae", "tb_gae_mix")
     found = compare(process, [ESTIMATORS[name] for name in names], batches=3, seed=0)
     corr = {name: found[name].corr for name in names}
-    assert corr["rloo"] < corr["critic_lambda_1"] < corr["tb_gae_mix"] < corr["tb_gae"]
+    assert corr["rloo"] < corr["critic_lambda_1"] < corr["tb_gae"] < corr["tb_gae_mix"]
     assert found["tb_gae"].cosine > found["rloo"].cosine + 0.1
+
+
+def test_the_coin_of_the_verifier_does_not_cost_a_critic_that_is_right_its_trust():
+    """It is 70 % of the ladder's variance, so that nobody can explain more than the rest."""
+    process = build_environment("Ladder", 100)
+    names = ("critic_lambda_1", "lambda_0.98", "tb_gae_mix")
+    found = compare(process, [ESTIMATORS[name] for name in names], batches=3, seed=0)
+    corr = {name: found[name].corr for name in names}
+    assert corr["tb_gae_mix"] > 1.3 * corr["lambda_0.98"] > 1.3 * corr["critic_lambda_1"]
 
 
 def test_what_was_learned_of_earlier_batches_counts_in_the_next():
@@ -138,6 +148,29 @@ def test_what_was_learned_of_earlier_batches_counts_in_the_next():
     )
     assert alone["lag_weighted"].corr == pytest.approx(alone["critic_lambda_1"].corr)
     assert several["lag_weighted"].corr > 3 * several["critic_lambda_1"].corr
+
+
+def test_a_critic_is_trusted_by_its_errors_on_several_batches(build_grid):
+    """What a batch says against it is less than what the one before said for it."""
+    grid = build_grid(3, outcome_only=True)
+    right = replace(grid, values=returns_to_go(grid))
+    wrong = replace(grid, values=0.6 - 0.2 * returns_to_go(grid))
+    mix, gradient = ESTIMATORS["tb_gae_mix"], no_gradient
+    alone, _ = estimate(mix, wrong, gradient, Memory())
+    _, memory = estimate(mix, right, gradient, Memory())
+    remembered, _ = estimate(mix, wrong, gradient, memory)
+    assert not varies_within_a_trajectory(alone, grid)
+    assert varies_within_a_trajectory(remembered, grid)
+
+
+def no_gradient(advantages, counts):
+    raise AssertionError("a gate does not ask for it")
+
+
+def varies_within_a_trajectory(advantages, grid):
+    return any(
+        np.ptp(row[:length]) > 0 for row, length in zip(advantages, grid.lengths, strict=True)
+    )
 
 
 def test_every_estimator_can_be_measured_in_every_kind_of_process():

@@ -101,7 +101,8 @@ def test_it_judges_before_it_learns(policy, groups):
     critique, statistics = critic.study(groups, policy)
     values = [values.before for values in critique.values.values()]
     assert np.concatenate(values) == pytest.approx(0.5)
-    assert critique.explained_variance == statistics.explained_variance == pytest.approx(0.0)
+    assert critique.errors.explained_variance == pytest.approx(0.0)
+    assert statistics.explained_variance == pytest.approx(0.0)
     again, _ = critic.study(groups, policy)
     assert np.ptp(np.concatenate([values.before for values in again.values.values()])) > 0.1
 
@@ -110,9 +111,9 @@ def test_the_explained_variance_that_decides_moves_slowly(policy, groups):
     critic = make_critic(policy)
     first, _ = critic.study(groups, policy)
     second, statistics = critic.study(groups, policy)
-    # Both steps have the same outcomes; the first counts 0.7 of the second.
-    expected = (0.7 * first.explained_variance + statistics.explained_variance) / 1.7
-    assert second.explained_variance == pytest.approx(expected)
+    # Both steps have the same outcomes; the first counts 0.8 of the second.
+    expected = (0.8 * first.errors.explained_variance + statistics.explained_variance) / 1.8
+    assert second.errors.explained_variance == pytest.approx(expected)
 
 
 def test_a_frozen_trunk_stays_what_it_was(policy, groups, tmp_path):
@@ -154,7 +155,7 @@ def test_trajectories_without_a_score_are_not_judged(policy, build_group):
     )
     assert sorted(critique.values) == ["task#0@0", "task#2@0"]
     nothing, statistics = make_critic(policy).study([build_group([None, None])], policy)
-    assert (nothing.values, nothing.explained_variance, statistics) == ({}, None, None)
+    assert (nothing.values, nothing.errors.explained_variance, statistics) == ({}, None, None)
 
 
 def test_equal_outcomes_say_nothing_of_the_critic_but_are_learned(policy, build_group):
@@ -162,7 +163,7 @@ def test_equal_outcomes_say_nothing_of_the_critic_but_are_learned(policy, build_
     critique, statistics = critic.study(
         [build_group([1.0, 1.0], segments=[play(GOOD)] * 2)], policy
     )
-    assert (critique.explained_variance, statistics.explained_variance) == (None, None)
+    assert (critique.errors.explained_variance, statistics.explained_variance) == (None, None)
     assert statistics.loss < 0.69
 
 

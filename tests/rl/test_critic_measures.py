@@ -40,17 +40,50 @@ def test_a_step_whose_outcomes_hardly_differ_has_little_say_in_what_is_explained
     known = Errors.of(grid_of([[0.9], [0.1]] * 8, [1.0, 0.0] * 8))
     odd = Errors.of(grid_of([[0.9]] * 16, [1.0] * 15 + [0.0]))
     assert known.explained_variance == pytest.approx(0.96)
-    assert odd.explained_variance == pytest.approx(-0.024, abs=1e-3)
-    flat = Errors.of(grid_of([[0.6]] * 16, [1.0] * 15 + [0.0]))
-    assert flat.explained_variance == pytest.approx(-1.944, abs=1e-3)
-    # The mean of the two would be below 0.
-    assert (known + flat).explained_variance == pytest.approx(0.409, abs=1e-3)
+    assert odd.explained_variance == pytest.approx(0.0)
+    wrong = Errors.of(grid_of([[0.6]] * 15 + [[1.0]], [1.0] * 15 + [0.0]))
+    assert wrong.explained_variance == pytest.approx(-0.96, abs=1e-3)
+    # The mean of the two would be 0.
+    assert (known + wrong).explained_variance == pytest.approx(0.595, abs=1e-3)
     assert (known.faded(0.5) + known).explained_variance == pytest.approx(0.96)
+
+
+def test_what_one_number_for_all_turns_would_mend_is_no_fault_of_the_critic():
+    outcomes = [1.0, 0.0, 1.0, 0.0]
+    right = grid_of([[0.5, 0.9], [0.5, 0.1]] * 2, outcomes)
+    high = grid_of([[0.7, 1.1], [0.7, 0.3]] * 2, outcomes)
+    assert explained(high) == pytest.approx(explained(right))
+
+
+def test_foresight_is_what_the_critic_knew_of_what_it_knows_at_the_end():
+    """A coin of one half on top of what is known: it is in both, and cancels."""
+    early, late = [[0.75, 0.75], [0.25, 0.25]], [[0.5, 0.75], [0.5, 0.25]]
+    outcomes = [1.0] * 3 + [0.0] + [1.0] + [0.0] * 3
+    at_once = Errors.of(grid_of([early[0]] * 4 + [early[1]] * 4, outcomes))
+    at_last = Errors.of(grid_of([late[0]] * 4 + [late[1]] * 4, outcomes))
+    assert at_once.explained_variance == pytest.approx(0.25)
+    assert at_once.foresight == pytest.approx(1.0)
+    assert at_last.explained_variance == pytest.approx(0.125)
+    assert at_last.foresight == pytest.approx(0.5)
+    # Sums of 4 and 8, half and all of them: EV is (0.25 / 2 + 0.125) / 1.5, at the end it is 0.25.
+    assert (at_once.faded(0.5) + at_last).foresight == pytest.approx(2 / 3)
+
+
+def test_a_critic_that_forgets_foresees_no_more_than_all():
+    forgetful = Errors.of(grid_of([[1.0, 0.5], [0.0, 0.5]], [1.0, 0.0]))
+    assert forgetful.explained_variance == pytest.approx(0.5)
+    assert forgetful.foresight == pytest.approx(1.0)
+
+
+def test_a_critic_worse_than_a_constant_foresees_nothing():
+    worse = Errors.of(grid_of([[0.0, 0.0], [1.0, 1.0]], [1.0, 0.0]))
+    assert worse.foresight == worse.explained_variance < 0
+    assert Errors().foresight is None
 
 
 def test_a_step_with_equal_outcomes_still_counts_what_the_critic_missed():
     known = Errors.of(grid_of([[1.0], [0.0]], [1.0, 0.0]))
-    equal = Errors.of(grid_of([[0.5], [0.5]], [1.0, 1.0]))
+    equal = Errors.of(grid_of([[1.0], [0.0]], [1.0, 1.0]))
     assert equal.explained_variance is None
     assert (known + equal).explained_variance == pytest.approx(0.0)
 

@@ -52,7 +52,7 @@ def test_every_piece_can_be_set_over_a_preset():
 
 def test_lambda_moves_the_window_of_a_mix_and_leaves_its_long_leg():
     lams = [term.lam for term in resolved("tb_gae_mix", lam=0.9).rule.terms]
-    assert lams == [0.9, 1.0, 1.0]
+    assert lams == [0.9, 0.9, 1.0, 1.0]
     alpha = [term.lam for term in resolved("tb_gae", lam_alpha=0.5).rule.terms]
     assert alpha == [LengthAdaptive(alpha=0.5)]
 
