@@ -1,8 +1,8 @@
 """Advantages against what rlax, torchrl, verl and TRL answered (`make oracles` asks them anew).
 
 Where a package disagrees, the test's name says in what, the test shows by how much, and its
-docstring says why we do otherwise. Packages whose code is on no registry are not asked: NeMo-RL,
-slime, ROLL, RAGEN.
+docstring says why we do otherwise. What is on no package registry (NeMo-RL, RAGEN, slime) is
+compared in test_oracle_checkouts.py.
 """
 
 import dataclasses

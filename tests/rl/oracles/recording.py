@@ -2,15 +2,20 @@
 
 Each `record_*.py` beside this file runs in the virtual environment of one foreign package, where
 neither this project nor its other packages are installed: numpy and the standard library must do.
-`make oracles` runs them all. The tests read the files and need none of those packages.
+`make oracles` runs those of packages. The tests read the files and need none of those packages. Code that is
+on no package registry is read from a git checkout at a fixed commit instead (`load`), and that
+commit is kept in place of a version.
 
 A file holds the versions, and for each case its inputs (rounded, so that they are exact in
 decimal) and the results, all of them computed in float64.
 """
 
 import importlib.metadata
+import importlib.util
 import json
+import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +24,8 @@ FOLDER = Path(__file__).parent
 COMMAND = "make oracles"
 GROUPS = [0, 0, 0, 0, 1, 1, 1]
 """A group of four siblings and one of three."""
+NOISE = 3.0
+"""What a critic says of tokens that it was never trained on."""
 
 
 def turns(seed, lengths=(6, 1, 4, 3)):
@@ -32,6 +39,22 @@ def turns(seed, lengths=(6, 1, 4, 3)):
         "values": numbers(np.where(mask, random.normal(size=shape), 0.0)),
         "final_values": numbers(random.normal(size=len(lengths)) * (np.arange(len(lengths)) % 2)),
     }
+
+
+def with_replies(inputs):
+    """Lay turns out on tokens: one for each turn, and behind it one that was observed.
+
+    Returns:
+        Rewards, values and mask of the tokens, [I, 2H]; values off the mask are noise.
+    """
+    rewards, values = np.array(inputs["rewards"]), np.array(inputs["values"])
+    is_turn = np.arange(rewards.shape[1]) < np.array(inputs["lengths"])[:, None]
+    pairs = (
+        (rewards, np.zeros_like(rewards)),
+        (np.where(is_turn, values, NOISE), np.full_like(values, NOISE)),
+        (is_turn.astype(np.float64), np.zeros_like(values)),
+    )
+    return tuple(np.stack(pair, axis=-1).reshape(len(rewards), -1) for pair in pairs)
 
 
 def tokens(seed, rows=4, most=7, spread=0.5):
@@ -60,22 +83,49 @@ def numbers(array):
     return np.round(np.asarray(array, dtype=np.float64), 3).tolist()
 
 
-def record(name, packages, cases):
+def load(checkout, name, stubs=()):
+    """Load one module of a checkout from its file, without the packages around it.
+
+    Args:
+        checkout: Folder of the repository.
+        name: Of the module, with dots; its folder must be reachable under the same name.
+        stubs: `module:attribute` that the file imports and nothing asked here touches. Each is a
+            bare object, so that what does touch it fails.
+    """
+    for stub in stubs:
+        module, _, attribute = stub.partition(":")
+        setattr(sys.modules.setdefault(module, types.ModuleType(module)), attribute, object())
+    path = Path(checkout, *name.split(".")).with_suffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def commit_of(checkout):
+    """Return the commit that a checkout is at."""
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def record(name, packages, cases, commits=None):
     """Write the answers of a package to its file, and say what changed against the last time.
 
     Args:
         name: Of the file.
         packages: Distributions whose versions matter.
         cases: `{"inputs": ..., "results": ...}` by the name of the case, in lists and numbers.
+        commits: Commits of the repositories that were asked, by address.
     """
     path = FOLDER / f"{name}.json"
+    command = f"record_{name}.py CHECKOUT" if commits else COMMAND
     old = json.loads(path.read_text()) if path.exists() else {"packages": {}, "cases": {}}
-    versions = {
+    versions = (commits or {}) | {
         package: importlib.metadata.version(package).partition("+")[0] for package in packages
     }
     lines = ",\n".join(f"    {json.dumps(case)}: {json.dumps(cases[case])}" for case in cases)
     path.write_text(
-        f'{{\n  "command": {json.dumps(COMMAND)},\n  "packages": {json.dumps(versions)},\n'
+        f'{{\n  "command": {json.dumps(command)},\n  "packages": {json.dumps(versions)},\n'
         f'  "cases": {{\n{lines}\n  }}\n}}\n'
     )
     new = json.loads(path.read_text())
