@@ -2,8 +2,8 @@
 
 Their code is on no package registry, and was read from git at the commit recorded. Where one
 disagrees, the test's name says in what, the test shows by how much, and its docstring says why we
-do otherwise. ROLL is not asked, and neither is what a training loop decides, such as how often slime
-updates its critic.
+do otherwise. ROLL is not asked, and neither is what a training loop decides, such as how often
+slime updates its critic.
 """
 
 import numpy as np

@@ -2,9 +2,9 @@
 
 Each `record_*.py` beside this file runs in the virtual environment of one foreign package, where
 neither this project nor its other packages are installed: numpy and the standard library must do.
-`make oracles` runs those of packages. The tests read the files and need none of those packages. Code that is
-on no package registry is read from a git checkout at a fixed commit instead (`load`), and that
-commit is kept in place of a version.
+`make oracles` runs those of packages. The tests read the files and need none of those packages.
+Code that is on no package registry is read from a git checkout instead (`load`), whose commit is
+kept in place of a version.
 
 A file holds the versions, and for each case its inputs (rounded, so that they are exact in
 decimal) and the results, all of them computed in float64.
