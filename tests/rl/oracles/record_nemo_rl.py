@@ -19,8 +19,8 @@ UNUSED = (
     "nemo_rl.algorithms.loss:ClippedPGLossConfig",
 )
 LAM, GAMMA = 0.8, 0.9
-ALPHA = 0.6
-"""Of the length-adaptive window: a trajectory of one turn looks nowhere ahead."""
+ALPHA = 0.3
+"""Of the length-adaptive window: trajectories of three turns look nowhere ahead."""
 
 
 class WithoutKl:
